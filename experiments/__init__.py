@@ -1,0 +1,1 @@
+"""One claim per file: `python -m experiments.<name>`."""

@@ -1,0 +1,42 @@
+"""What every test runs under: eight CPU devices, no silent broadcasting, a compilation cache.
+
+The settings that JAX reads from the environment are made before it is imported, and so reach the
+processes that a test starts. One that is already set stays as it is.
+"""
+
+import os
+from pathlib import Path
+
+_DEVICE_COUNT = "--xla_force_host_platform_device_count"
+_XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
+if _DEVICE_COUNT not in _XLA_FLAGS:
+  os.environ["XLA_FLAGS"] = f"{_XLA_FLAGS} {_DEVICE_COUNT}=8".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Compiling dominates the suite: every program is kept, however small or quick to compile.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".jax_cache"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+import hypothesis
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The first call of a shape compiles, so time says nothing. The same examples every time: a run
+# that fails can be repeated.
+hypothesis.settings.register_profile(
+  "jaxrl_lm",
+  deadline=None,
+  derandomize=True,
+  database=None,
+  suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("jaxrl_lm")
+
+
+@pytest.fixture
+def x64():
+  """64-bit numbers for one test."""
+  with jax.enable_x64(True):
+    yield
