@@ -1,0 +1,223 @@
+"""Checks of shape, dtype and range whose message names the argument.
+
+They look only at what is known while tracing, so they cost nothing at run time and behave the
+same with and without jit. A range is checked when the constant is concrete and not when it is
+traced, so that constants of an objective may be vmapped over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def as_float(name: str, x: Any) -> jax.Array:
+  """Array of at least float32: bfloat16 and float16 are widened, float64 stays float64.
+
+  Integers and booleans (rewards of 0 and 1) become JAX's default float.
+
+  Args:
+    name: what to call the argument in an error.
+    x: array or nested list of real numbers.
+
+  Returns:
+    The same numbers, shape unchanged.
+
+  Raises:
+    TypeError: x is complex, or not numeric.
+  """
+  x = jnp.asarray(x)
+  if jnp.issubdtype(x.dtype, jnp.floating):
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  if jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == jnp.bool_:
+    return x.astype(jnp.result_type(float))
+  raise TypeError(f"{name} must hold real numbers, got {x.dtype} of shape {x.shape}")
+
+
+def as_constant(name: str, x: Any) -> jax.Array:
+  """`as_float` without a gradient: the value is a constant of the loss.
+
+  Args:
+    name: what to call the argument in an error.
+    x: array or nested list of real numbers.
+
+  Returns:
+    stop_gradient of the widened array.
+
+  Raises:
+    TypeError: x is complex, or not numeric.
+  """
+  return jax.lax.stop_gradient(as_float(name, x))
+
+
+def masked_constant(name: str, x: Any, mask: Any) -> tuple[jax.Array, jax.Array]:
+  """A per-token array that is a constant of the loss, with 0 at masked positions; and its mask.
+
+  Args:
+    name: what to call the argument in an error.
+    x: [..., T] real numbers.
+    mask: [..., T] bool, True = counts.
+
+  Returns:
+    The widened array without a gradient, and the mask as a JAX array.
+
+  Raises:
+    TypeError: x is not real, or the mask is not boolean.
+    ValueError: the shapes differ.
+  """
+  x = as_constant(name, x)
+  mask = check_mask(mask, **{name: x})
+  return jnp.where(mask, x, 0), mask
+
+
+def check_same_shape(**arrays: Any) -> None:
+  """Every array has exactly the shape of the first; nothing broadcasts.
+
+  Args:
+    **arrays: name=array, or anything with a shape; the first one sets the shape.
+
+  Returns:
+    None.
+
+  Raises:
+    ValueError: the shapes differ; the message names the argument and shows both shapes.
+  """
+  (reference, first), *others = ((name, _shape(x)) for name, x in arrays.items())
+  for name, shape in others:
+    if shape != first:
+      raise ValueError(
+        f"{name} must have the shape of {reference}: {name} is {shape}, {reference} is {first}"
+      )
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+  return x.shape if isinstance(x, jax.ShapeDtypeStruct) else jnp.shape(x)
+
+
+def check_rank(name: str, x: Any, minimum: int) -> None:
+  """An array has at least `minimum` axes.
+
+  Args:
+    name: what to call the argument in an error.
+    x: the array.
+    minimum: fewest axes allowed.
+
+  Returns:
+    None.
+
+  Raises:
+    ValueError: there are fewer.
+  """
+  if jnp.ndim(x) < minimum:
+    raise ValueError(f"{name} must have at least {minimum} axes, got shape {jnp.shape(x)}")
+
+
+def check_mask(mask: Any, *, name: str = "mask", **like: Any) -> jax.Array:
+  """A boolean mask, of the shape of another array where one is given.
+
+  Args:
+    mask: bool array.
+    name: what to call the mask in an error.
+    **like: at most one name=array, whose shape the mask must have.
+
+  Returns:
+    The mask as a JAX array.
+
+  Raises:
+    TypeError: the mask is not boolean.
+    ValueError: the shapes differ, or the mask is a scalar.
+  """
+  mask = jnp.asarray(mask)
+  if mask.dtype != jnp.bool_:
+    raise TypeError(f"{name} must be boolean, got {mask.dtype} of shape {mask.shape}")
+  check_rank(name, mask, 1)
+  for reference, x in like.items():
+    check_same_shape(**{reference: x, name: mask})
+  return mask
+
+
+def check_integer(name: str, x: Any) -> jax.Array:
+  """An array of integers (token ids, segment ids, lengths).
+
+  Args:
+    name: what to call the argument in an error.
+    x: integer array.
+
+  Returns:
+    The same as a JAX array.
+
+  Raises:
+    TypeError: another dtype.
+  """
+  x = jnp.asarray(x)
+  if not jnp.issubdtype(x.dtype, jnp.integer):
+    raise TypeError(f"{name} must be integer, got {x.dtype} of shape {x.shape}")
+  return x
+
+
+def per_token(name: str, x: Any, **like: Any) -> jax.Array:
+  """A per-token array, or a per-sequence one written as [..., 1], spread over the tokens.
+
+  The only broadcasting there is: `advantages[..., None]`, written by the caller. [B] against
+  [B, T] is an error even when B == T.
+
+  Args:
+    name: what to call the argument in an error.
+    x: [..., T] or [..., 1].
+    **like: exactly one name=array of shape [..., T].
+
+  Returns:
+    [..., T].
+
+  Raises:
+    ValueError: another shape.
+  """
+  ((reference, other),) = like.items()
+  shape = jnp.shape(other)
+  if jnp.shape(x) not in (shape, shape[:-1] + (1,)):
+    raise ValueError(
+      f"{name} must have the shape of {reference}, or one value per sequence as "
+      f"{name}[..., None]: {name} is {jnp.shape(x)}, {reference} is {shape}"
+    )
+  return jnp.broadcast_to(x, shape)
+
+
+def check_range(
+  name: str,
+  value: Any,
+  *,
+  low: float | None = None,
+  high: float | None = None,
+  open_low: bool = False,
+  open_high: bool = False,
+) -> None:
+  """A concrete constant lies in a range; a traced one is not looked at.
+
+  Args:
+    name: what to call the argument in an error.
+    value: number or array.
+    low, high: ends of the range; None is no end.
+    open_low, open_high: the end itself is outside.
+
+  Returns:
+    None.
+
+  Raises:
+    ValueError: the value, or one of its entries, is outside, or NaN.
+    TypeError: the value is None (a required constant was not given).
+  """
+  if value is None:
+    raise TypeError(f"{name} is required, got None")
+  if isinstance(value, jax.core.Tracer):
+    return
+  number = np.asarray(value, dtype=np.float64)
+  above = low is None or np.all(number > low if open_low else number >= low)
+  below = high is None or np.all(number < high if open_high else number <= high)
+  if above and below and not np.any(np.isnan(number)):
+    return
+  left = "(-inf" if low is None else f"{'(' if open_low else '['}{low}"
+  right = "inf)" if high is None else f"{high}{')' if open_high else ']'}"
+  raise ValueError(f"{name} must lie in {left}, {right}, got {value}")
