@@ -20,8 +20,9 @@ from jaxrl_lm.moments import CenteredMoments, centered_moments
 def has_signal(rewards: jax.Array, *, where: jax.Array | None = None) -> jax.Array:
   """Which groups can teach anything: two samples or more that differ by more than rounding.
 
-  The keep mask of dynamic sampling: `has_signal(rewards)[..., None]` multiplies loss weights or
-  selects the prompts to keep. A reward of NaN that is not excluded counts as signal.
+  The keep mask of dynamic sampling: it selects the prompts to keep, or multiplies loss weights
+  [..., G, T] as `has_signal(rewards)[..., None, None]`. A reward of NaN that is not excluded counts
+  as signal.
 
   Args:
     rewards: [..., G].
@@ -312,6 +313,5 @@ def _left_out(group: CenteredMoments) -> jax.Array:
 def _divided(x: jax.Array, std: jax.Array, eps: float | jax.Array) -> jax.Array:
   """x / (std + eps): undivided where that is 0, exactly 0 where x is, also beside a NaN."""
   checks.check_range("eps", eps, low=0)
-  checks.check_same_shape(scalar=0.0, eps=eps)
   divisor = std + checks.as_constant("eps", eps).astype(std.dtype)
   return jnp.where(x == 0, 0, x / jnp.where(divisor == 0, 1, divisor))

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 
 def as_float(name: str, x: Any) -> jax.Array:
@@ -97,6 +98,31 @@ def _shape(x: Any) -> tuple[int, ...]:
   return x.shape if isinstance(x, jax.ShapeDtypeStruct) else jnp.shape(x)
 
 
+def row_shape(mask: jax.Array) -> dict[str, Any]:
+  """[...] under the name it has in an error: the shape of what there is one of per row.
+
+  Args:
+    mask: [..., T].
+
+  Returns:
+    {"mask[..., 0]": a shape}, to be the first argument of `check_same_shape`.
+  """
+  return {"mask[..., 0]": jax.ShapeDtypeStruct(mask.shape[:-1], mask.dtype)}
+
+
+def on_every_device(x: jax.Array) -> jax.Array:
+  """An array that is sharded over an Explicit mesh, whole on every device; others as they are.
+
+  Args:
+    x: array.
+
+  Returns:
+    The same array, replicated.
+  """
+  spec = getattr(jax.typeof(x).sharding, "spec", ())
+  return x if all(axis is None for axis in spec) else jax.sharding.reshard(x, PartitionSpec())
+
+
 def check_rank(name: str, x: Any, minimum: int) -> None:
   """An array has at least `minimum` axes.
 
@@ -158,7 +184,7 @@ def check_integer(name: str, x: Any) -> jax.Array:
   return x
 
 
-def per_token(name: str, x: Any, **like: Any) -> jax.Array:
+def spread_over_tokens(name: str, x: Any, **like: Any) -> jax.Array:
   """A per-token array, or a per-sequence one written as [..., 1], spread over the tokens.
 
   The only broadcasting there is: `advantages[..., None]`, written by the caller. [B] against
@@ -194,7 +220,40 @@ def check_range(
   open_low: bool = False,
   open_high: bool = False,
 ) -> None:
-  """A concrete constant lies in a range; a traced one is not looked at.
+  """A constant is one number, and, if it is concrete, lies in a range.
+
+  A traced number is not looked at. An array is an error: it would broadcast over the tokens.
+
+  Args:
+    name: what to call the argument in an error.
+    value: number, or array of no axes.
+    low, high: ends of the range; None is no end.
+    open_low, open_high: the end itself is outside.
+
+  Returns:
+    None.
+
+  Raises:
+    ValueError: the value has axes, is outside, or is NaN.
+    TypeError: the value is None (a required constant was not given).
+  """
+  if value is None:
+    raise TypeError(f"{name} is required, got None")
+  if jnp.ndim(value) != 0:
+    raise ValueError(f"{name} must be one number, got shape {jnp.shape(value)}")
+  check_entries(name, value, low=low, high=high, open_low=open_low, open_high=open_high)
+
+
+def check_entries(
+  name: str,
+  value: Any,
+  *,
+  low: float | None = None,
+  high: float | None = None,
+  open_low: bool = False,
+  open_high: bool = False,
+) -> None:
+  """Every entry of a concrete array lies in a range; a traced one is not looked at.
 
   Args:
     name: what to call the argument in an error.
@@ -206,11 +265,8 @@ def check_range(
     None.
 
   Raises:
-    ValueError: the value, or one of its entries, is outside, or NaN.
-    TypeError: the value is None (a required constant was not given).
+    ValueError: an entry is outside, or NaN.
   """
-  if value is None:
-    raise TypeError(f"{name} is required, got None")
   if isinstance(value, jax.core.Tracer):
     return
   number = np.asarray(value, dtype=np.float64)

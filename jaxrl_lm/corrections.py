@@ -229,10 +229,10 @@ def off_policy_mask(
   """
   log_ratio, mask = checks.masked_constant("log_ratio", log_ratio, mask)
   advantages = checks.as_constant("advantages", advantages)
-  advantages = checks.per_token("advantages", advantages, log_ratio=log_ratio)
+  advantages = checks.spread_over_tokens("advantages", advantages, log_ratio=log_ratio)
   checks.check_range("threshold", threshold, low=0.0)
   divergence = -ratios.per_sequence_geometric(log_ratio, mask, segment_ids=segment_ids)
-  dropped = (advantages < 0) & (divergence > jnp.asarray(threshold, log_ratio.dtype))
+  dropped = (advantages < 0) & ~(divergence <= jnp.asarray(threshold, log_ratio.dtype))
   return (mask & ~dropped).astype(log_ratio.dtype)
 
 
@@ -275,14 +275,15 @@ def self_normalised(
     # Relative to the largest weight, so that the sum cannot overflow; whose reciprocal, in
     # turn, must not underflow.
     weights = jnp.minimum(weights, 1.0 / jnp.finfo(weights.dtype).tiny)
-    largest = jnp.max(weights)
+    largest = jnp.max(weights, initial=0.0)
     weights = weights / jnp.where(largest > 0, largest, 1.0)
     loss_weights = masks.zero_masked(loss_weights, mask)
     total = jnp.sum(loss_weights)
     mean = jnp.sum(loss_weights * weights) / jnp.where(total == 0, 1.0, total)
-  checks.check_range("mean", mean, low=0.0)
+  else:
+    checks.check_range("mean", mean, low=0.0)
   mean = jnp.asarray(mean, weights.dtype)
-  return jnp.where(mean > 0, weights / jnp.where(mean > 0, mean, 1.0), 0.0)
+  return jnp.where(mean == 0, 0.0, weights / jnp.where(mean == 0, 1.0, mean))
 
 
 def interpolated_proximal(
@@ -322,6 +323,7 @@ def interpolated_proximal(
     alpha = jax.lax.stop_gradient(jnp.asarray(alpha, logprobs.dtype))
   else:
     alpha, _ = checks.masked_constant("alpha", alpha, mask)
+    checks.check_entries("alpha", alpha, low=0.0, high=1.0)
   # Two products, not sampler + alpha * difference: exact at both ends.
   return (1.0 - alpha) * sampler_logprobs + alpha * logprobs
 

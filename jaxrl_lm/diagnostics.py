@@ -79,7 +79,7 @@ def clip_fractions(
   """
   log_ratio, mask = checks.masked_constant("log_ratio", log_ratio, mask)
   advantages = checks.as_constant("advantages", advantages)
-  advantages = checks.per_token("advantages", advantages, log_ratio=log_ratio)
+  advantages = checks.spread_over_tokens("advantages", advantages, log_ratio=log_ratio)
   checks.check_range("clip_low", clip_low, low=0.0, high=1.0)
   checks.check_range("clip_high", clip_high, low=0.0)
   clip_low, clip_high = (jnp.asarray(x, log_ratio.dtype) for x in (clip_low, clip_high))
@@ -321,4 +321,4 @@ def zero_signal_groups(rewards: jax.Array, *, where: jax.Array | None = None) ->
   """
   silent = ~has_signal(rewards, where=where)
   valid = jnp.ones_like(silent) if where is None else jnp.any(jnp.asarray(where), axis=-1)
-  return Average.of(silent.astype(jnp.float32), valid)
+  return Average.of(silent.astype(checks.as_float("rewards", rewards).dtype), valid)

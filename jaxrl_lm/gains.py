@@ -17,13 +17,21 @@ import jax.numpy as jnp
 from jaxrl_lm import checks, masks
 
 
-def inputs(log_ratio: Any, advantages: Any, mask: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+def inputs(
+  log_ratio: Any,
+  advantages: Any,
+  mask: Any,
+  old_logprobs: Any = None,
+  segment_ids: Any = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
   """The arguments of a surrogate, checked and made safe to compute with.
 
   Args:
     log_ratio: [..., T], nats.
     advantages: [..., T] or [..., 1].
     mask: [..., T] bool, or None = all count.
+    old_logprobs, segment_ids: [..., T], or None. Only checked: a surrogate that has no use for
+      them refuses wrong ones as the next one would.
 
   Returns:
     log_ratio and advantages, [..., T], float32 at least, 0 at masked positions, the
@@ -31,15 +39,21 @@ def inputs(log_ratio: Any, advantages: Any, mask: Any) -> tuple[jax.Array, jax.A
 
   Raises:
     ValueError: shapes do not match.
-    TypeError: the mask is not boolean.
+    TypeError: the mask is not boolean, or segment_ids are not integers.
   """
   log_ratio = checks.as_float("log_ratio", log_ratio)
   checks.check_rank("log_ratio", log_ratio, 1)
   advantages = checks.as_constant("advantages", advantages)
-  advantages = checks.per_token("advantages", advantages, log_ratio=log_ratio)
+  advantages = checks.spread_over_tokens("advantages", advantages, log_ratio=log_ratio)
   if mask is None:
     mask = jnp.ones_like(log_ratio, dtype=jnp.bool_)
   mask = checks.check_mask(mask, log_ratio=log_ratio)
+  if old_logprobs is not None:
+    old_logprobs = checks.as_float("old_logprobs", old_logprobs)
+    checks.check_same_shape(log_ratio=log_ratio, old_logprobs=old_logprobs)
+  if segment_ids is not None:
+    segment_ids = checks.check_integer("segment_ids", segment_ids)
+    checks.check_same_shape(log_ratio=log_ratio, segment_ids=segment_ids)
   return masks.zero_masked(log_ratio, mask), masks.zero_masked(advantages, mask), mask
 
 
@@ -71,7 +85,7 @@ def at_most(x: jax.Array, high: Any) -> jax.Array:
   Returns:
     Array like x.
   """
-  return jnp.where(x > high, high, x)
+  return jnp.where(x > high, jnp.asarray(high, x.dtype), x)
 
 
 def at_least(x: jax.Array, low: Any) -> jax.Array:
@@ -84,7 +98,7 @@ def at_least(x: jax.Array, low: Any) -> jax.Array:
   Returns:
     Array like x.
   """
-  return jnp.where(x < low, low, x)
+  return jnp.where(x < low, jnp.asarray(low, x.dtype), x)
 
 
 def ratio_gain(log_ratio: jax.Array, advantages: jax.Array) -> jax.Array:
@@ -124,5 +138,6 @@ def score_gain(
     checks.check_same_shape(log_ratio=log_ratio, old_logprobs=old_logprobs)
     score = score + masks.zero_masked(old_logprobs, mask)
   # A weight without a cap may overflow, and inf * 0 is NaN where A or log pi is 0.
-  weight = jnp.where(advantages == 0, 0.0, jnp.minimum(weight, jnp.finfo(score.dtype).max))
-  return jax.lax.stop_gradient(weight) * (advantages * score)
+  weight = jnp.where(advantages == 0, 0.0, jax.lax.stop_gradient(weight))
+  weight = jnp.where(score == 0, jnp.minimum(weight, jnp.finfo(score.dtype).max), weight)
+  return weight * (advantages * score)

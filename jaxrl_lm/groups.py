@@ -73,6 +73,9 @@ def to_groups(
   checks.check_range("num_groups", num_groups, low=1)
   checks.check_range("group_size", group_size, low=1)
   _check_fits(values, group_ids, episode_ids, num_groups, group_size)
+  # Samples of a group may stand anywhere: on a mesh, every device gathers all of them.
+  values, ids = checks.on_every_device(values), checks.on_every_device(ids)
+  episodes = None if episodes is None else checks.on_every_device(episodes)
 
   row = jnp.arange(values.shape[0], dtype=jnp.int32)
   leader = _first_row(ids)
@@ -122,6 +125,7 @@ def from_groups(grouped: jax.Array, slots: jax.Array) -> jax.Array:
   slots = checks.check_integer("slots", slots)
   if grouped.ndim != 2 or slots.ndim != 1:
     raise ValueError(f"grouped must be [P, G] and slots [N], got {grouped.shape}, {slots.shape}")
+  grouped, slots = checks.on_every_device(grouped), checks.on_every_device(slots)
   there = (slots >= 0) & (slots < grouped.size)
   return jnp.where(there, grouped.reshape(-1)[jnp.where(there, slots, 0)], jnp.nan)
 
@@ -132,7 +136,7 @@ def _ids(name: str, ids: Any, values: jax.Array) -> jax.Array:
     ids = np.asarray(ids)
     if not np.issubdtype(ids.dtype, np.integer):
       raise TypeError(f"{name} must be integer, got {ids.dtype} of shape {ids.shape}")
-    if np.any(ids != np.asarray(ids.astype(jnp.asarray(ids[:0]).dtype))):
+    if np.any(ids != np.asarray(ids.astype(jnp.asarray(ids.ravel()[:0]).dtype))):
       raise ValueError(f"{name} hold integers beyond 32 bits; enable x64 or number them anew")
   ids = checks.check_integer(name, ids)
   if values.ndim != 1:

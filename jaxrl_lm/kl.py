@@ -183,13 +183,12 @@ def with_reverse_kl_gradient(estimator: Callable[..., jax.Array]) -> Callable[..
     estimator: `kl_k1`, `kl_k3`, `kl_abs`, or any function of the same arguments.
 
   Returns:
-    A function of (logprobs, ref_logprobs, mask); equal estimators give equal functions
-    (`functools.partial`, not a closure).
+    A function of (logprobs, ref_logprobs, mask), a `functools.partial`. Partials compare by
+    identity: bind it to a name once to pass it to jit as a static argument.
 
   Example:
-    >>> on, logprobs = jnp.array([True]), jnp.array([-0.5])
-    >>> k3 = lambda x: with_reverse_kl_gradient(kl_k3)(x, jnp.array([-1.5]), on)[0]
-    >>> jax.grad(lambda x: k3(x))(logprobs)
+    >>> estimator, on = with_reverse_kl_gradient(kl_k3), jnp.array([True])
+    >>> jax.grad(lambda x: estimator(x, jnp.array([-1.5]), on)[0])(jnp.array([-0.5]))
     Array([1.], dtype=float32)
 
   Reference: arXiv:2506.09477; arXiv:2510.01555.
@@ -219,7 +218,8 @@ def exact_kl(
 
   The Rao-Blackwellised estimator per state: no sampling noise of the token, and its gradient
   is that of the reverse KL with the states held fixed. A token that both exclude (-inf) adds 0;
-  where ref excludes a token that pi allows the KL is +inf by definition.
+  where ref excludes a token that pi allows the KL is +inf by definition, and has no gradient
+  (what comes back is not finite).
 
   Args:
     logits: [..., T, V]. Differentiated.
@@ -304,9 +304,14 @@ def _delta(logprobs: Any, constant: Any, mask: Any, other: str = "ref_logprobs")
 @jax.custom_jvp
 def _k3(delta: jax.Array) -> jax.Array:
   """exp(-x) - 1 + x: >= 0 in rounding too, +inf (not inf - inf) when it overflows."""
-  # Above 100, expm1 alone is exact to rounding, and inf stays inf.
+  # Above 100, expm1 alone is exact to rounding, and inf stays inf; near 0 the sum would cancel.
   value = jnp.where(delta < -100.0, jnp.expm1(-delta), jnp.expm1(-delta) + delta)
-  return jnp.where(value < 0.0, 0.0, value)
+  near = jnp.abs(delta) < 0.1
+  small = jnp.where(near, delta, 0.0)
+  series = jnp.ones_like(small)
+  for n in (8, 7, 6, 5, 4, 3):
+    series = 1.0 - small / n * series
+  return jnp.where(near, 0.5 * jnp.square(small) * series, value)
 
 
 @_k3.defjvp
@@ -319,17 +324,18 @@ def _k3_jvp(primals: Any, tangents: Any) -> Any:
 @jax.custom_jvp
 def _weighted_k3(log_ratio: jax.Array, delta: jax.Array) -> jax.Array:
   """exp(log_ratio) k3(delta); never 0 * inf where one factor underflows and the other overflows."""
-  ratio = jnp.minimum(jnp.exp(log_ratio), jnp.finfo(delta.dtype).max)
   # Where k3 is about exp(-delta) the two exponents are joined first.
   lost = jnp.exp(log_ratio - delta) * (1.0 + (delta - 1.0) * jnp.exp(delta))
-  return jnp.where(delta < -20.0, lost, ratio * _k3(delta))
+  k3 = _k3(delta)
+  return jnp.where(delta < -20.0, lost, jnp.where(k3 == 0, 0.0, jnp.exp(log_ratio) * k3))
 
 
 @_weighted_k3.defjvp
 def _weighted_k3_jvp(primals: Any, tangents: Any) -> Any:
   # Both arguments move with log pi, by the same tangent: the exponentials of delta cancel.
   (log_ratio, delta), (tangent, _) = primals, tangents
-  ratio = jnp.minimum(jnp.exp(log_ratio), jnp.finfo(delta.dtype).max)
+  ratio = jnp.exp(log_ratio)
+  ratio = jnp.where(delta == 0, jnp.minimum(ratio, jnp.finfo(ratio.dtype).max), ratio)
   return _weighted_k3(log_ratio, delta), ratio * delta * tangent
 
 
@@ -346,12 +352,20 @@ def _two_logprobs(
     like: dict[str, Any] = {"logits[..., 0]": jax.ShapeDtypeStruct(logits.shape[:-1], bool)}
     mask = checks.check_mask(mask, **like)
     logits, ref_logits = (jnp.where(mask[..., None], x, 0.0) for x in (logits, ref_logits))
+  temperature = jnp.asarray(temperature, logits.dtype)
   return jax.nn.log_softmax(logits / temperature), jax.nn.log_softmax(ref_logits / temperature)
 
 
 def _tail_logprob(logprobs: jax.Array, ids: jax.Array) -> jax.Array:
   """Log of the total probability of all tokens but `ids`, [..., 1]; -inf if it is 0."""
-  rest = jnp.put_along_axis(logprobs, ids, -jnp.inf, axis=-1, inplace=False)
+
+  def without(logprobs: jax.Array, ids: jax.Array) -> jax.Array:
+    return logprobs.at[ids].set(-jnp.inf)
+
+  # vmap rather than batched indices: it keeps the sharding of rows on Explicit meshes.
+  for _ in range(logprobs.ndim - 1):
+    without = jax.vmap(without)
+  rest = without(logprobs, ids)
   empty = jnp.all(jnp.isneginf(rest), axis=-1, keepdims=True)
   tail = jax.nn.logsumexp(jnp.where(empty, 0.0, rest), axis=-1, keepdims=True)
   return jnp.where(empty, -jnp.inf, tail)

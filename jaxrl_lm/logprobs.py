@@ -52,6 +52,8 @@ def token_logprobs(
     Array([-0.14293], dtype=float32)
   """
   tokens = checks.check_integer("tokens", tokens)
+  # At least 32 bits: an id of the vocabulary must not wrap around in the tokens' own dtype.
+  tokens = tokens.astype(jnp.promote_types(tokens.dtype, jnp.int32))
   logits = _scaled_logits(logits, mask, temperature)
   checks.check_same_shape(**_per_token_shape(logits), tokens=tokens)
   vocabulary = logits.shape[-1]
@@ -83,7 +85,8 @@ def next_token_logprobs(
     logits: [..., T, V]; index t predicts token t + 1. Differentiated.
     tokens: [..., T] int ids of prompt and response.
     mask: [..., T] bool over tokens, True = score this token; elsewhere 0. None = all.
-    segment_ids: [..., T] int, contiguous per sample, 0 = padding; None = one sequence a row.
+    segment_ids: [..., T] int, one id per sample, contiguous, 0 = padding (not turn or step
+      ids, whose first tokens would score 0); None = one sequence a row.
     temperature: the sampler's temperature, > 0.
 
   Returns:
@@ -107,7 +110,7 @@ def next_token_logprobs(
     checks.check_same_shape(tokens=tokens, segment_ids=segment_ids)
     same = segment_ids == jnp.roll(segment_ids, 1, axis=-1)
     scored = scored & same & (segment_ids != 0)
-  first = jnp.cumsum(jnp.ones_like(tokens), axis=-1) == 1
+  first = jnp.cumsum(jnp.ones_like(tokens, dtype=jnp.int32), axis=-1) == 1
   scored = scored & ~first
   # Score token t + 1 at index t, where its logits are, then move the result to index t + 1:
   # slicing the logits instead would copy them.
@@ -170,7 +173,8 @@ def sequence_logprob(logprobs: jax.Array, mask: jax.Array) -> jax.Array:
     >>> sequence_logprob(jnp.array([-1.0, -1.0, -4.0]), jnp.array([True, True, True]))
     Array(-6., dtype=float32)
   """
-  checks.check_mask(mask, logprobs=logprobs)
+  logprobs = checks.as_float("logprobs", logprobs)
+  mask = checks.check_mask(mask, logprobs=logprobs)
   return masks.masked_sum(logprobs, mask, axis=-1)
 
 
@@ -195,7 +199,8 @@ def mean_logprob(logprobs: jax.Array, mask: jax.Array) -> jax.Array:
     >>> mean_logprob(jnp.array([-1.0, -1.0, -4.0]), jnp.array([True, True, True]))
     Array(-2., dtype=float32)
   """
-  checks.check_mask(mask, logprobs=logprobs)
+  logprobs = checks.as_float("logprobs", logprobs)
+  mask = checks.check_mask(mask, logprobs=logprobs)
   return masks.masked_mean(logprobs, mask, axis=-1)
 
 
@@ -207,7 +212,10 @@ def _scaled_logits(logits: Any, mask: Any, temperature: Any) -> jax.Array:
   if mask is not None:
     mask = checks.check_mask(mask, **_per_token_shape(logits))
     logits = jnp.where(mask[..., None], logits, 0.0)
-  return logits / temperature
+  # A -inf is left as it is: its quotient would have a NaN gradient in the temperature.
+  excluded = jnp.isneginf(logits)
+  scaled = jnp.where(excluded, 0.0, logits) / jnp.asarray(temperature, logits.dtype)
+  return jnp.where(excluded, -jnp.inf, scaled)
 
 
 def _per_token_shape(logits: jax.Array) -> dict[str, Any]:

@@ -314,12 +314,9 @@ def objective_loss(
   checks.check_same_shape(logprobs=logprobs, loss_weights=loss_weights)
   _check_term("kl", kl, kl_coef, ref_logprobs=ref_logprobs)
   _check_term("entropy", entropy, entropy_coef)
-  weights = masks.zero_masked(checks.as_constant("loss_weights", loss_weights), mask)
-  policy_weights = weights
-  if importance_weights is not None:
-    importance = checks.as_constant("importance_weights", importance_weights)
-    importance = checks.per_token("importance_weights", importance, logprobs=logprobs)
-    policy_weights = weights * masks.zero_masked(importance, mask)
+  weights = checks.as_constant("loss_weights", loss_weights)
+  policy_weights = _policy_weights(weights, importance_weights)
+  used, counted = (mask & (w != 0) for w in (policy_weights, weights))
 
   old_logprobs = logprobs if old_logprobs is None else old_logprobs
   log_ratio = ratios.token_log_ratio(logprobs, old_logprobs, mask)
@@ -327,24 +324,54 @@ def objective_loss(
   gain = objective.surrogate(
     log_ratio,
     advantages,
-    mask=mask & (policy_weights != 0),
+    mask=used,
     # Such that log_ratio + old_logprobs is the token's log-prob, at every level.
     old_logprobs=jax.lax.stop_gradient(logprobs - log_ratio),
     segment_ids=segment_ids,
     **({} if selected is None else {"selected": selected}),
   )
-  loss = -jnp.sum(policy_weights * gain)
+  loss = -_weighted_total(policy_weights, gain, used)
 
-  counted = mask & (weights != 0)
   divergence = None
   if kl is not None:
-    divergence = kl(logprobs, ref_logprobs, counted)
-    loss += kl_coef * jnp.sum(weights * divergence)
+    term, divergence = _kl_term(kl, kl_coef, logprobs, ref_logprobs, weights, counted)
+    loss += term
   if entropy is not None:
     checks.check_same_shape(logprobs=logprobs, entropy=entropy)
-    bonus = masks.zero_masked(checks.as_float("entropy", entropy), counted)
-    loss -= entropy_coef * jnp.sum(weights * bonus)
+    bonus = checks.as_float("entropy", entropy)
+    loss -= entropy_coef * _weighted_total(weights, bonus, counted)
   return loss, ObjectiveAux(log_ratio=log_ratio, gain=gain, kl=divergence)
+
+
+def _policy_weights(weights: jax.Array, importance_weights: Any) -> jax.Array:
+  """Loss weights times importance weights; a factor of 0 wins over inf and NaN."""
+  if importance_weights is None:
+    return weights
+  importance = checks.as_constant("importance_weights", importance_weights)
+  importance = checks.spread_over_tokens("importance_weights", importance, loss_weights=weights)
+  return jnp.where((weights == 0) | (importance == 0), 0.0, weights * importance)
+
+
+def _kl_term(
+  kl: Callable[..., jax.Array],
+  kl_coef: Any,
+  logprobs: jax.Array,
+  ref_logprobs: Any,
+  weights: jax.Array,
+  mask: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """The KL term and the KL per token. A coefficient of 0 wins over a KL of inf."""
+  off = jnp.asarray(kl_coef) == 0
+  # On the way in: the gradient is then 0, not 0 * inf.
+  logprobs = jnp.where(off, jax.lax.stop_gradient(logprobs), logprobs)
+  divergence = kl(logprobs, ref_logprobs, mask)
+  return kl_coef * _weighted_total(weights, divergence, mask & ~off), divergence
+
+
+def _weighted_total(weights: jax.Array, x: jax.Array, mask: jax.Array) -> jax.Array:
+  """sum w x over the counted tokens; what stands elsewhere, in either, is left out."""
+  # The product is masked too: then XLA reduces it as one array, without writing out its factors.
+  return jnp.sum(masks.zero_masked(masks.zero_masked(weights, mask) * x, mask))
 
 
 def _check_term(name: str, term: Any, coefficient: Any, **needed: Any) -> None:

@@ -30,8 +30,8 @@ Level = Callable[..., jax.Array]
 def token_log_ratio(logprobs: jax.Array, old_logprobs: jax.Array, mask: jax.Array) -> jax.Array:
   r"""log pi(y_t | s_t) - log pi_old(y_t | s_t) of each token.
 
-  The only place that subtracts log-probs for a ratio and the one that zeroes padding. Nothing
-  is clamped. Both arguments must use the library's alignment: index t speaks of token t.
+  Where ratios begin, and where padding becomes 0. Nothing is clamped. Both arguments must use
+  the library's alignment: index t speaks of token t.
 
   Args:
     logprobs: [..., T] of the current policy, nats. Differentiated.
@@ -56,7 +56,8 @@ def token_log_ratio(logprobs: jax.Array, old_logprobs: jax.Array, mask: jax.Arra
   logprobs = checks.as_float("logprobs", logprobs)
   old_logprobs = checks.as_constant("old_logprobs", old_logprobs)
   checks.check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs)
-  return masks.zero_masked(logprobs, mask) - masks.zero_masked(old_logprobs, mask)
+  mask = checks.check_mask(mask, logprobs=logprobs)
+  return masks.zero_masked(logprobs - old_logprobs, mask)
 
 
 def on_policy_log_ratio(logprobs: jax.Array, mask: jax.Array) -> jax.Array:
@@ -122,8 +123,8 @@ def per_prefix(
   Args:
     log_ratio: [..., T] token log-ratios, nats. Differentiated.
     mask: [..., T] bool, True = counts; elsewhere the result is 0.
-    segment_ids: [..., T] int, 0 = padding; the sum restarts where the id of the counted
-      tokens changes. None = a row is one segment.
+    segment_ids: [..., T] int, 0 = padding: samples of a packed row, turns or steps. None = a
+      row is one segment.
 
   Returns:
     [..., T] log-ratio in nats.
@@ -142,23 +143,31 @@ def per_prefix(
   if segment_ids is None:
     return masks.zero_masked(jnp.cumsum(log_ratio, axis=-1), mask)
 
+  one_row = _prefix_sums_of_row
+  for _ in range(log_ratio.ndim - 1):
+    one_row = jax.vmap(one_row)
+  return masks.zero_masked(one_row(log_ratio, jnp.where(mask, segment_ids, 0)), mask)
+
+
+def _prefix_sums_of_row(x: jax.Array, ids: jax.Array) -> jax.Array:
+  """Running sums [T] within the segments, whose tokens are brought together first, in order."""
+  order = jax.lax.sort((ids, jnp.arange(ids.shape[0], dtype=jnp.int32)), num_keys=1)[1]
+  x, ids = x[order], ids[order]
+
   def step(carry: Any, token: Any) -> Any:
     before, error, last_id = carry
-    x, counted, segment = token
-    starts = counted & (segment != last_id)
-    before, error = jnp.where(starts, 0.0, before), jnp.where(starts, 0.0, error)
+    x, segment = token
+    before, error = (jnp.where(segment == last_id, y, 0.0) for y in (before, error))
     # Kahan's summation: what rounding took from one step is given back in the next.
     total = before + (x - error)
     error = jax.lax.stop_gradient((total - before) - (x - error))
     error = jnp.where(jnp.isfinite(total), error, 0.0)
-    return (total, error, jnp.where(counted, segment, last_id)), total
+    return (total, error, segment), total
 
   # A running sum that restarts, not a difference of two: nothing leaks between samples.
-  ids = jnp.where(mask, segment_ids, 0)
-  tokens = jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), (log_ratio, mask, ids))
-  zero = jnp.zeros_like(log_ratio[..., 0])
-  total = jax.lax.scan(step, (zero, zero, jnp.zeros_like(ids[..., 0])), tokens)[1]
-  return masks.zero_masked(jnp.moveaxis(total, 0, -1), mask)
+  zero = jnp.zeros_like(x, shape=())
+  total = jax.lax.scan(step, (zero, zero, jnp.zeros_like(ids, shape=())), (x, ids))[1]
+  return jax.lax.sort((order, total), num_keys=1)[1]
 
 
 def per_sequence(
@@ -239,7 +248,7 @@ def with_token_gradient(level: Level) -> Level:
     level: a level function.
 
   Returns:
-    A level; equal levels give equal results (`functools.partial`, not a closure).
+    A level, a `functools.partial`: it compares by its parts inside an `Objective`.
 
   Example:
     >>> level = with_token_gradient(per_sequence_geometric)
@@ -271,7 +280,7 @@ def clamped(level: Level, low: Any, high: Any) -> Level:
     low, high: ends of the interval, in nats; at an end itself the gradient is 1.
 
   Returns:
-    A level; equal levels and ends give equal results.
+    A level, a `functools.partial`: it compares by its parts inside an `Objective`.
 
   Raises:
     ValueError: low > high.

@@ -46,7 +46,7 @@ def discounted_returns(
   Reference: Sutton and Barto 2018, eq. 3.8; Hu et al. 2025 (REINFORCE++), arXiv:2501.03262.
   """
   # GAE with the value 0 everywhere and lambda 1 is the same recursion, to the last bit.
-  rewards = masks.zero_masked(checks.as_constant("rewards", rewards), mask)
+  rewards = checks.as_constant("rewards", rewards)
   return gae(rewards, jnp.zeros_like(rewards), mask, discount=discount, segment_ids=segment_ids)
 
 
@@ -138,7 +138,8 @@ def _gae_of_row(
     return carry, jnp.where(token["counts"], advantage, 0)
 
   # From the inputs, not from constants: under shard_map the carry must vary as they do.
-  zero = jnp.zeros_like(discount * (tokens["reward"] + tokens["value"] + tokens["end_value"])[0])
+  total = jnp.sum(tokens["reward"] + tokens["value"] + tokens["end_value"])
+  zero = jnp.zeros_like(discount * total)
   advantages = jax.lax.scan(step, (zero, zero), tokens, reverse=True)[1]
   if segment_ids is not None:
     advantages = jax.lax.sort((order, advantages), num_keys=1)[1]
@@ -153,7 +154,7 @@ def _end_values(
     return jnp.zeros_like(mask, dtype=jnp.float32)
   value = checks.as_constant("bootstrap_value", bootstrap_value)
   if segment_ids is None:
-    checks.check_same_shape(**{"mask[..., 0]": mask[..., 0], "bootstrap_value": value})
+    checks.check_same_shape(**checks.row_shape(mask), bootstrap_value=value)
     value = jnp.broadcast_to(value[..., None], mask.shape)
   else:
     checks.check_same_shape(mask=mask, bootstrap_value=value)
@@ -162,12 +163,12 @@ def _end_values(
 
 def _per_row(name: str, value: float | jax.Array, mask: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """A factor in [0, 1], one per row."""
-  checks.check_range(name, value, low=0, high=1)
+  checks.check_entries(name, value, low=0, high=1)
   factor = checks.as_constant(name, value).astype(dtype)
   if factor.ndim:
-    checks.check_same_shape(**{"mask[..., 0]": mask[..., 0], name: factor})
+    checks.check_same_shape(**checks.row_shape(mask), **{name: factor})
   # Added to zeros rather than broadcast: it is then sharded as the rows are.
-  return jnp.zeros_like(mask[..., 0], dtype=dtype) + factor
+  return jnp.zeros_like(masks.lengths(mask), dtype=dtype) + factor
 
 
 def length_adaptive_lambda(mask: jax.Array, *, alpha: float | jax.Array) -> jax.Array:
@@ -197,7 +198,6 @@ def length_adaptive_lambda(mask: jax.Array, *, alpha: float | jax.Array) -> jax.
   """
   checks.check_range("alpha", alpha, low=0, open_low=True)
   lengths = checks.as_constant("lengths", masks.lengths(mask))
-  checks.check_same_shape(scalar=0.0, alpha=alpha)
   alpha = checks.as_constant("alpha", alpha).astype(lengths.dtype)
   return 1 - 1 / jnp.maximum(alpha * lengths, 1)
 
@@ -226,7 +226,7 @@ def terminal_rewards(scores: jax.Array, mask: jax.Array) -> jax.Array:
   """
   scores = checks.as_constant("scores", scores)
   mask = checks.check_mask(mask)
-  checks.check_same_shape(**{"mask[..., 0]": mask[..., 0], "scores": scores})
+  checks.check_same_shape(**checks.row_shape(mask), scores=scores)
   return jnp.where(masks.last_token_mask(mask), scores[..., None], 0)
 
 
@@ -264,7 +264,6 @@ def kl_shaped_rewards(
   checks.check_same_shape(rewards=rewards, kl=kl)
   mask = checks.check_mask(mask, rewards=rewards)
   checks.check_range("kl_coef", kl_coef, low=0)
-  checks.check_same_shape(scalar=0.0, kl_coef=kl_coef)
   kl_coef = checks.as_constant("kl_coef", kl_coef).astype(kl.dtype)
   return masks.zero_masked(rewards, mask) - kl_coef * masks.zero_masked(kl, mask)
 

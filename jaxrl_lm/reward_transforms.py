@@ -137,7 +137,6 @@ def signal_scaled(
     signal_fraction = masks.masked_mean(jnp.broadcast_to(signal, valid.shape), valid)
   else:
     checks.check_range("signal_fraction", signal_fraction, low=0, high=1)
-    checks.check_same_shape(scalar=0.0, signal_fraction=signal_fraction)
   fraction = checks.as_constant("signal_fraction", signal_fraction).astype(centered.dtype)
   return centered / jnp.where(fraction == 0, 1, fraction)
 

@@ -56,7 +56,7 @@ def cispo(
     5 is the cap of ScaleRL, arXiv:2510.13786.
   """
   low, high = gains.log_band(clip_low, clip_high)
-  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask)
+  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask, old_logprobs, segment_ids)
   weight = jnp.exp(gains.at_most(gains.at_least(log_ratio, low), high))
   return gains.score_gain(weight, log_ratio, advantages, mask, old_logprobs)
 
@@ -93,7 +93,7 @@ def topr(
 
   Reference: Le Roux et al. 2025 (TOPR), arXiv:2503.14286, eq. 7-8.
   """
-  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask)
+  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask, old_logprobs, segment_ids)
   weight = jnp.where(advantages > 0, 1.0, jnp.exp(gains.at_most(log_ratio, 0.0)))
   return gains.score_gain(weight, log_ratio, advantages, mask, old_logprobs)
 
@@ -141,12 +141,12 @@ def vespo(
     "lam_neg": lam_neg,
   }.items():
     checks.check_range(name, value, low=0.0, open_low=True)
-  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask)
+  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask, old_logprobs, segment_ids)
   power = jnp.where(advantages >= 0, k_pos, k_neg)
   decay = jnp.where(advantages >= 0, lam_pos, lam_neg)
   # Exact: at w = exp(20) the weight is 0 to the last bit.
   log_weight = gains.at_most(log_ratio, 20.0)
-  weight = jnp.exp(power * log_weight - decay * jnp.expm1(log_weight))
+  weight = jnp.exp(power * log_weight - decay * (jnp.exp(log_weight) - 1.0))
   return gains.score_gain(weight, log_ratio, advantages, mask, old_logprobs)
 
 
@@ -183,7 +183,7 @@ def dro(
     arXiv:2501.12599, eq. 3.
   """
   checks.check_range("beta", beta, low=0.0)
-  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask)
+  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask, old_logprobs, segment_ids)
   gain = gains.score_gain(1.0, log_ratio, advantages, mask, old_logprobs)
   return gain - 0.5 * (beta * log_ratio) * log_ratio
 
@@ -228,7 +228,14 @@ def dppo_tv(
   Reference: Qi et al. 2026 (DPPO), arXiv:2602.04879, eq. 12-13.
   """
   log_ratio, advantages, mask, keep = _inside_band(
-    _probability_difference, log_ratio, advantages, mask, old_logprobs, clip_low, clip_high
+    _probability_difference,
+    log_ratio,
+    advantages,
+    mask,
+    old_logprobs,
+    segment_ids,
+    clip_low,
+    clip_high,
   )
   weight = jnp.where(keep, _capped_ratio(log_ratio, ratio_cap), 0.0)
   return gains.score_gain(weight, log_ratio, advantages, mask, old_logprobs)
@@ -274,7 +281,7 @@ def dppo_kl(
   Reference: Qi et al. 2026 (DPPO), arXiv:2602.04879, eq. 12 and 14.
   """
   log_ratio, advantages, mask, keep = _inside_band(
-    _signed_binary_kl, log_ratio, advantages, mask, old_logprobs, clip_low, clip_high
+    _signed_binary_kl, log_ratio, advantages, mask, old_logprobs, segment_ids, clip_low, clip_high
   )
   weight = jnp.where(keep, _capped_ratio(log_ratio, ratio_cap), 0.0)
   return gains.score_gain(weight, log_ratio, advantages, mask, old_logprobs)
@@ -286,6 +293,7 @@ def _inside_band(
   advantages: Any,
   mask: Any,
   old_logprobs: Any,
+  segment_ids: Any,
   clip_low: Any,
   clip_high: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
@@ -297,7 +305,7 @@ def _inside_band(
   checks.check_range("clip_high", clip_high, low=0.0)
   if old_logprobs is None:
     raise ValueError("old_logprobs is required: the trust region is one of probabilities")
-  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask)
+  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask, old_logprobs, segment_ids)
   old_logprobs = checks.as_constant("old_logprobs", old_logprobs)
   old_logprobs = masks.zero_masked(old_logprobs, mask)
   moved = divergence(jax.lax.stop_gradient(log_ratio), old_logprobs)
@@ -317,10 +325,12 @@ def _probability_difference(log_ratio: jax.Array, old_logprobs: jax.Array) -> ja
 
 def _signed_binary_kl(log_ratio: jax.Array, old_logprobs: jax.Array) -> jax.Array:
   """KL(Bernoulli(p_old) || Bernoulli(p)), with the sign of p - p_old."""
-  probability = jnp.exp(log_ratio + old_logprobs)
-  old_probability = jnp.exp(old_logprobs)
-  # log((1 - p_old) / (1 - p)); a certain p leaves nothing for the other outcomes: inf.
-  other = jnp.log1p(-jnp.minimum(old_probability, 1.0)) - jnp.log1p(-jnp.minimum(probability, 1.0))
-  other = jnp.where(old_probability >= 1.0, 0.0, (1.0 - old_probability) * other)
-  kl = other - old_probability * log_ratio
+  # 1 - p as -expm1(log p): the rest of a confident token keeps its digits. A certain p leaves
+  # nothing for the other outcomes: log 0, and a KL of inf.
+  old_rest, rest = (
+    -jnp.expm1(jnp.minimum(x, 0.0)) for x in (old_logprobs, old_logprobs + log_ratio)
+  )
+  certain = old_rest == 0
+  other = old_rest * (jnp.log(jnp.where(certain, 1.0, old_rest)) - jnp.log(rest))
+  kl = jnp.where(certain, 0.0, other) - jnp.exp(old_logprobs) * log_ratio
   return jnp.where(log_ratio > 0, kl, -kl)

@@ -7,7 +7,8 @@ whole update batch, by a function of its own, and then cut and sharded like the 
   selected = kl_cov_selection(logprobs, advantages, mask, fraction=2e-3)
   gain = kl_cov(log_ratio, advantages, mask=mask, selected=selected)
 
-Under shard_map compute it outside, on the global arrays.
+It sorts the whole batch, so on a mesh every device gathers the statistic; under shard_map
+compute it outside, on the global arrays.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def top_entropy_mask(entropy: jax.Array, mask: jax.Array, *, fraction: Any) -> j
   entropy = checks.as_constant("entropy", entropy)
   mask = checks.check_mask(mask, entropy=entropy)
   checks.check_range("fraction", fraction, low=0.0, high=1.0)
-  ascending = jnp.sort(jnp.where(mask, entropy, jnp.inf), axis=None)
+  if entropy.size == 0:
+    return mask
+  ascending = jnp.sort(checks.on_every_device(jnp.where(mask, entropy, jnp.inf).reshape(-1)))
   last = jnp.maximum(jnp.sum(mask, dtype=jnp.int32) - 1, 0)
   position = (1.0 - fraction) * last.astype(entropy.dtype)
   below = jnp.floor(position).astype(jnp.int32)
@@ -82,8 +85,9 @@ def token_covariance(logprobs: jax.Array, advantages: jax.Array, mask: jax.Array
 
   Reference: Cui et al. 2025, arXiv:2505.22617, eq. 10.
   """
-  logprobs, advantages, mask = gains.inputs(logprobs, advantages, mask)
-  logprobs = jax.lax.stop_gradient(logprobs)
+  logprobs, mask = checks.masked_constant("logprobs", logprobs, mask)
+  advantages = checks.as_constant("advantages", advantages)
+  advantages = checks.spread_over_tokens("advantages", advantages, logprobs=logprobs)
   centred = [x - masks.masked_mean(x, mask) for x in (advantages, logprobs)]
   return masks.zero_masked(centred[0] * centred[1], mask)
 
@@ -162,6 +166,9 @@ def clip_cov_selection(
   Reference: Cui et al. 2025, arXiv:2505.22617, eq. 11 (fraction 2e-4, cov in (1, 5)).
   """
   low, high = gains.log_band(clip_low, clip_high)
+  checks.check_range("cov_low", cov_low)
+  if not isinstance(cov_low, jax.core.Tracer):
+    checks.check_range("cov_high", cov_high, low=cov_low)
   covariance = token_covariance(logprobs, advantages, mask)
   log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask)
   log_ratio = jax.lax.stop_gradient(log_ratio)
@@ -206,10 +213,16 @@ def clip_cov(
   Reference: Cui et al. 2025, arXiv:2505.22617, eq. 12.
   """
   selected = checks.check_mask(selected, name="selected", log_ratio=log_ratio)
-  gain = surrogates.ppo_clip(
-    log_ratio, advantages, clip_low=clip_low, clip_high=clip_high, mask=mask
+  mask = ~selected if mask is None else checks.check_mask(mask, log_ratio=log_ratio) & ~selected
+  return surrogates.ppo_clip(
+    log_ratio,
+    advantages,
+    clip_low=clip_low,
+    clip_high=clip_high,
+    mask=mask,
+    old_logprobs=old_logprobs,
+    segment_ids=segment_ids,
   )
-  return masks.zero_masked(gain, ~selected)
 
 
 def kl_cov(
@@ -250,7 +263,7 @@ def kl_cov(
   """
   checks.check_range("kl_coef", kl_coef, low=0.0)
   selected = checks.check_mask(selected, name="selected", log_ratio=log_ratio)
-  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask)
+  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask, old_logprobs, segment_ids)
   drift = masks.zero_masked(log_ratio, selected)
   penalty = kl_coef * drift * jax.lax.stop_gradient(jnp.sign(drift))  # |drift|, gradient 0 at 0
   return gains.ratio_gain(log_ratio, advantages) - penalty
@@ -265,6 +278,7 @@ def _how_many(mask: Any, fraction: Any) -> jax.Array:
 
 def _highest(scores: jax.Array, candidates: jax.Array, number: jax.Array) -> jax.Array:
   """The `number` candidates of highest score, over all axes, ties to the earlier one."""
-  order = jnp.argsort(jnp.where(candidates, -scores, jnp.inf), axis=None, stable=True)
+  flat = checks.on_every_device(jnp.where(candidates, -scores, jnp.inf).reshape(-1))
+  order = jnp.argsort(flat, stable=True)
   rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
   return candidates & (rank.reshape(scores.shape) < number)

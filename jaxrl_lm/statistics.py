@@ -82,7 +82,7 @@ class EffectiveSampleSize:
     """The statistic of the log weights [...] at which mask [...] is True."""
     log_weights = jnp.minimum(log_weights, jnp.finfo(log_weights.dtype).max)
     log_weights = jnp.where(mask, log_weights, -jnp.inf)
-    log_max = jnp.max(log_weights)
+    log_max = jnp.max(log_weights, initial=-jnp.inf)
     weights = jnp.exp(log_weights - _finite(log_max))
     count = jnp.sum(mask, dtype=jnp.int32)
     return cls(log_max, jnp.sum(weights), jnp.sum(jnp.square(weights)), count)
@@ -130,6 +130,9 @@ class Extremes:
   @classmethod
   def of(cls, x: jax.Array, mask: jax.Array, offset: Any = 0) -> Extremes:
     """The extremes of x [...] where mask [...] is True; offset is the position of its first."""
+    if x.size == 0:
+      nothing = jnp.asarray(jnp.inf, x.dtype), jnp.int32(-1)
+      return cls(*nothing, -nothing[0], nothing[1])
     position = jnp.arange(x.size, dtype=jnp.int32).reshape(x.shape)
     position = jnp.where(mask, position + jnp.asarray(offset, jnp.int32), -1)
     low, high = (jnp.where(mask, y, jnp.inf) for y in (x, -x))

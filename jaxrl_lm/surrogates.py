@@ -32,8 +32,9 @@ One signature serves all, so that any of them fits the slot of an `Objective`:
   segment_ids: [..., T] int; used by `gmpo`, which couples the tokens of a sequence.
 
 No surrogate clamps a log-ratio. Where the published gain is bounded, value and gradient are
-finite for every log-ratio; where it is not (importance weights; PPO for A < 0) it may overflow
-to inf, never to NaN. The gradient at the very edge of a clip band is the unclipped one.
+finite for every log-ratio; where it is not (importance weights; PPO for A < 0) a gain may
+overflow to inf, never to NaN (though inf - inf, in a sum, is NaN: reject such tokens). The
+gradient at the very edge of a clip band is the unclipped one.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def reinforce(
 
   Reference: Williams 1992, "Simple statistical gradient-following algorithms", theorem 1.
   """
-  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask)
+  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask, old_logprobs, segment_ids)
   return gains.score_gain(1.0, log_ratio, advantages, mask, old_logprobs)
 
 
@@ -108,7 +109,7 @@ def importance_weighted(
 
   Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 6.
   """
-  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask)
+  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask, old_logprobs, segment_ids)
   return gains.ratio_gain(log_ratio, advantages)
 
 
@@ -147,7 +148,7 @@ def ppo_clip(
     arXiv:2503.14476, eq. 10.
   """
   low, high = gains.log_band(clip_low, clip_high)
-  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask)
+  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask, old_logprobs, segment_ids)
   clipped = jnp.where(
     advantages >= 0, gains.at_most(log_ratio, high), gains.at_least(log_ratio, low)
   )
@@ -193,7 +194,7 @@ def dual_clip(
   """
   low, high = gains.log_band(clip_low, clip_high)
   checks.check_range("ratio_cap", ratio_cap, low=1.0, open_low=True)
-  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask)
+  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask, old_logprobs, segment_ids)
   negative = gains.at_most(gains.at_least(log_ratio, low), jnp.log(ratio_cap))
   clipped = jnp.where(advantages >= 0, gains.at_most(log_ratio, high), negative)
   return gains.ratio_gain(clipped, advantages)
@@ -234,10 +235,10 @@ def sapo(
   """
   checks.check_range("tau_pos", tau_pos, low=0.0, open_low=True)
   checks.check_range("tau_neg", tau_neg, low=0.0, open_low=True)
-  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask)
+  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask, old_logprobs, segment_ids)
   tau = jnp.where(advantages > 0, tau_pos, tau_neg)
   # Exact: at r = exp(20) the sigmoid is 1 and its slope 0 to the last bit.
-  excess = jnp.expm1(gains.at_most(log_ratio, 20.0))
+  excess = jnp.exp(gains.at_most(log_ratio, 20.0)) - 1.0
   return advantages * (4.0 / tau) * jax.nn.sigmoid(tau * excess)
 
 
@@ -277,7 +278,7 @@ def gmpo(
   """
   checks.check_range("clip_low", clip_low, low=0.0)
   checks.check_range("clip_high", clip_high, low=0.0)
-  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask)
+  log_ratio, advantages, mask = gains.inputs(log_ratio, advantages, mask, old_logprobs, segment_ids)
   clipped = jnp.where(
     advantages > 0, gains.at_most(log_ratio, clip_high), gains.at_least(log_ratio, -clip_low)
   )

@@ -172,7 +172,7 @@ def whitened_group_centered(
   """
   advantages = group_centered(rewards, where=where)
   mask = checks.check_mask(mask)
-  checks.check_same_shape(**{"mask[..., 0]": mask[..., 0], "rewards": advantages})
+  checks.check_same_shape(**checks.row_shape(mask), rewards=advantages)
   if where is not None:
     mask &= jnp.asarray(where)[..., None]
   advantages = jnp.broadcast_to(advantages[..., None], mask.shape)
