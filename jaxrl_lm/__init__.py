@@ -75,6 +75,7 @@ from jaxrl_lm.masks import (
   response_mask,
   segment_count,
   segment_max,
+  segment_mean,
   segment_total,
   zero_masked,
 )
@@ -255,6 +256,7 @@ __all__ = [
   "sapo",
   "segment_count",
   "segment_max",
+  "segment_mean",
   "segment_total",
   "self_normalised",
   "sequence_effective_sample_size",

@@ -206,6 +206,33 @@ def segment_total(x: jax.Array, mask: jax.Array, segment_ids: jax.Array | None =
   return zero_masked(total, mask)
 
 
+def segment_mean(x: jax.Array, mask: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
+  """At each counted token, the mean of x over the counted tokens of its segment.
+
+  Args:
+    x: [..., T], averaged in float32 at least. Differentiated.
+    mask: [..., T] bool, True = counts; elsewhere the result is 0.
+    segment_ids: [..., T] int, 0 = padding; None = a row is one segment.
+
+  Returns:
+    [..., T].
+
+  Raises:
+    ValueError: shapes differ.
+
+  Example:
+    >>> segment_mean(jnp.array([1.0, 2.0, 4.0]), jnp.array([True] * 3), jnp.array([1, 1, 2]))
+    Array([1.5, 1.5, 4. ], dtype=float32)
+  """
+  x = checks.as_float("x", x)
+  if segment_ids is None:
+    # Divided before it is spread over the tokens.
+    mean = masked_mean(x, mask, axis=-1)[..., None]
+    return zero_masked(jnp.broadcast_to(mean, x.shape), mask)
+  count = jnp.maximum(segment_count(mask, segment_ids), 1).astype(x.dtype)
+  return segment_total(x, mask, segment_ids) / count
+
+
 def segment_max(x: jax.Array, mask: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
   """At each counted token, the largest x among the counted tokens of its segment.
 

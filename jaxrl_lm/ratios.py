@@ -167,7 +167,8 @@ def _prefix_sums_of_row(x: jax.Array, ids: jax.Array) -> jax.Array:
   # A running sum that restarts, not a difference of two: nothing leaks between samples.
   zero = jnp.zeros_like(x, shape=())
   total = jax.lax.scan(step, (zero, zero, jnp.zeros_like(ids, shape=())), (x, ids))[1]
-  return jax.lax.sort((order, total), num_keys=1)[1]
+  # A permutation, so that every entry of x * 0 is replaced; sharded as the rows are.
+  return (x * 0).at[order].set(total)
 
 
 def per_sequence(
@@ -231,8 +232,7 @@ def per_sequence_geometric(
   Reference: Zheng et al. 2025 (GSPO), arXiv:2507.18071, eq. 7.
   """
   log_ratio, mask = _checked(log_ratio, mask, segment_ids)
-  count = jnp.maximum(masks.segment_count(mask, segment_ids), 1)
-  return masks.segment_total(log_ratio, mask, segment_ids) / count.astype(log_ratio.dtype)
+  return masks.segment_mean(log_ratio, mask, segment_ids)
 
 
 def with_token_gradient(level: Level) -> Level:
@@ -265,8 +265,18 @@ def _with_token_gradient(
 ) -> jax.Array:
   value = jax.lax.stop_gradient(level(log_ratio, mask, segment_ids=segment_ids))
   token, _ = _checked(log_ratio, mask, segment_ids)
-  # Grouped so that the token's own term is exactly 0 and the level keeps all its bits.
-  return value + (token - jax.lax.stop_gradient(token))
+  return _with_gradient_of(token, value)
+
+
+@jax.custom_jvp
+def _with_gradient_of(source: jax.Array, value: jax.Array) -> jax.Array:
+  """The value, to the bit, with the gradient of the source, which is not read for it."""
+  return value
+
+
+@_with_gradient_of.defjvp
+def _with_gradient_of_jvp(primals: Any, tangents: Any) -> Any:
+  return primals[1], tangents[0]
 
 
 def clamped(level: Level, low: Any, high: Any) -> Level:

@@ -282,5 +282,4 @@ def gmpo(
   clipped = jnp.where(
     advantages > 0, gains.at_most(log_ratio, clip_high), gains.at_least(log_ratio, -clip_low)
   )
-  count = jnp.maximum(masks.segment_count(mask, segment_ids), 1).astype(clipped.dtype)
-  return gains.ratio_gain(masks.segment_total(clipped, mask, segment_ids) / count, advantages)
+  return gains.ratio_gain(masks.segment_mean(clipped, mask, segment_ids), advantages)

@@ -154,6 +154,7 @@ def _calls(dtype: Any) -> Iterator[Call]:
     yield call(name, "tokens", masked="within", stop_tokens=[1, 3])
   yield from segmented("last_token_mask")
   yield from segmented("segment_total", "x", differentiable=("x",))
+  yield from segmented("segment_mean", "x", differentiable=("x",))
   yield from segmented("segment_max", "x", differentiable=("x",))
   yield from segmented("segment_count")
 

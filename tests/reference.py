@@ -118,6 +118,10 @@ def segment_total(xs: Row) -> Row:
   return [total(xs)] * len(xs)
 
 
+def segment_mean(xs: Row) -> Row:
+  return [total(xs) / len(xs)] * len(xs) if xs else []
+
+
 def segment_max(xs: Row) -> Row:
   return [max(xs)] * len(xs) if xs else []
 

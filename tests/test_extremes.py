@@ -479,6 +479,7 @@ def test_sequences_of_100000_tokens(segments: bool) -> None:
     levels = (rl.per_prefix, rl.per_sequence, rl.per_sequence_geometric)
     out = {level.__name__: level(x, mask, segment_ids=ids) for level in levels}
     out["segment_total"] = rl.segment_total(x, mask, ids)
+    out["segment_mean"] = rl.segment_mean(x, mask, ids)
     if not segments:
       out["masked_sum"] = rl.masked_sum(x, mask)
       out["masked_mean"] = rl.masked_mean(x, mask)
@@ -495,13 +496,14 @@ def test_sequences_of_100000_tokens(segments: bool) -> None:
     for function, got in jax.device_get(run(x, mask, ids if segments else None)).items():
       truth = np.cumsum(exact) if function == "per_prefix" else np.asarray(total)
       mean = function in ("per_sequence_geometric", "masked_mean", "mean_logprob", "average")
-      mean = mean or function == "token_mean"
+      mean = mean or function in ("token_mean", "segment_mean")
       scale = LONG if mean else 1
       first = got[:LONG] if np.ndim(got) else got
       error = np.max(np.abs(np.asarray(first, float) - truth / scale)) / (size / scale)
       assert error < 1e-6, (name, function, error)
       if segments:
-        tail = {"per_prefix": [0.25, 0.75], "per_sequence_geometric": [0.375] * 2}
+        tail = {mean: [0.375] * 2 for mean in ("per_sequence_geometric", "segment_mean")}
+        tail["per_prefix"] = [0.25, 0.75]
         np.testing.assert_array_equal(got[LONG:], tail.get(function, [0.75] * 2))
 
 

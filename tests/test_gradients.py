@@ -364,6 +364,7 @@ CLOSED_FORMS: dict[str, Callable[..., Arrays]] = {
   "masked_sum": spread(False, "x"),
   "masked_mean": spread(True, "x"),
   "segment_total": per_segment(lambda x, c: c.sum(), "x"),
+  "segment_mean": per_segment(lambda x, c: c.mean(), "x"),
   "segment_max": per_segment(lambda x, c: (x == x.max()) * c.sum(), "x"),
   "sequence_logprob": spread(False, "logprobs"),
   "mean_logprob": spread(True, "logprobs"),

@@ -53,6 +53,15 @@ def test_segment_total(layout):
 
 
 @LAYOUTS
+def test_segment_mean(layout):
+  cotangents = normal(5)
+  fn = lambda x, mask, segment_ids=None: rl.segment_mean(x, mask, segment_ids)
+  expected = [ref.segment_mean(row) for row in ROWS]
+  pulled = [ref.segment_mean(row) for row in cotangents]
+  Checker(fn, layout).tokens(expected, {"x": pulled}, cotangents, x=ROWS)
+
+
+@LAYOUTS
 def test_segment_max(layout):
   cotangents = normal(4)
   fn = lambda x, mask, segment_ids=None: rl.segment_max(x, mask, segment_ids)
