@@ -3,13 +3,14 @@
 loss = -sum(loss_weights * gain), so a reduction is an array one can look at. It is computed
 once on the whole update batch and then cut, packed or sharded like the tokens: parts sum to
 the whole, exactly, because nothing is divided by a part's own count. Five lines of
-micro-batching:
+micro-batching (gradients are summed over the parts in the same way, not averaged):
 
-  weights = token_mean(mask)                        # whole update batch
-  def part(rows):                                   # rows: a slice of the batch
-    return -jnp.sum(weights[rows] * gain(rows))
-  loss = sum(part(rows) for rows in slices)         # == -jnp.sum(weights * gain(everything))
-  # gradients are summed in the same way; do not average them over the parts
+  >>> mask = jnp.arange(4)[None] < jnp.array([[4], [1], [2]])
+  >>> gain = jnp.arange(12.0).reshape(3, 4)
+  >>> weights = token_mean(mask)  # of the whole update batch
+  >>> parts = [-jnp.sum(weights[rows] * gain[rows]) for rows in (slice(0, 1), slice(1, 3))]
+  >>> bool(jnp.isclose(sum(parts), -jnp.sum(weights * gain)))
+  True
 
 Functions here couple all rows through their counts: under shard_map pass the global mask.
 A row is one sequence; weights are computed unpacked, then packed like tokens. Two more
