@@ -22,6 +22,7 @@ from tests.calls import Call, named, public_calls
 SIZES = (0.0, 88.0, 89.0, 1e3, 1e30)  # exp overflows float32 from 88.73 on
 LOG_RATIOS = (*SIZES, *(-x for x in SIZES))
 DTYPES = ("float32", "bfloat16", "float64")
+SLOW = pytest.mark.slow
 
 # One row of one token for each log-ratio and each advantage.
 GRID = np.array([(x, a) for x in LOG_RATIOS for a in (-1.0, 0.0, 1.0)])
@@ -199,7 +200,7 @@ LEVELS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=SLOW)])
 def test_levels_and_surrogates_over_them(dtype: str) -> None:
   """One extreme token among ordinary ones; its row is one sequence, or two."""
   rows = np.concatenate([X[:, None], np.full((len(X), 3), [0.1, -0.2, 0.3])], axis=1)
@@ -423,7 +424,7 @@ BOUNDED_OBJECTIVES = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", *(pytest.param(x, marks=SLOW) for x in DTYPES[1:])])
 def test_bounded_objectives(dtype: str) -> None:
   """One token of a row of the batch is extreme; the loss and all gradients stay finite."""
   old = np.full((len(X), 3), -1.0)
@@ -522,7 +523,13 @@ LOW = ("bfloat16", "float16", "float32")
 
 
 @pytest.mark.parametrize(
-  ("dtype", "x64"), [*((x, False) for x in LOW), *((x, True) for x in (*LOW, "float64"))]
+  ("dtype", "x64"),
+  [
+    ("bfloat16", False),
+    ("float64", True),
+    *(pytest.param(x, False, marks=SLOW) for x in LOW[1:]),
+    *(pytest.param(x, True, marks=SLOW) for x in LOW),
+  ],
 )
 def test_low_precision_is_widened_and_high_precision_kept(dtype: str, x64: bool) -> None:
   with jax.enable_x64(x64):

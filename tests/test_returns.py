@@ -255,7 +255,14 @@ def test_types(x64):
   close(double[0], expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("axis_type", list(jax.sharding.AxisType)[:2], ids=str)
+@pytest.mark.parametrize(
+  "axis_type",
+  [
+    pytest.param(jax.sharding.AxisType.Auto, marks=pytest.mark.slow),
+    jax.sharding.AxisType.Explicit,
+  ],
+  ids=str,
+)
 def test_sharded_rows_agree(axis_type):
   """Under jit with sharded rows, and inside shard_map, where the carry must vary as the rows do."""
   mesh = jax.make_mesh((2,), ("data",), axis_types=(axis_type,))
