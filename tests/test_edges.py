@@ -156,7 +156,7 @@ def test_nothing_to_do_is_done(shape: tuple[int, int]) -> None:
   assert rl.objective_loss(rl.GSPO, x, x, x, on, loss_weights=x)[0] == 0
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_functions_of_the_whole_batch_take_rows_sharded_over_an_explicit_mesh(jit: bool) -> None:
   rng = np.random.default_rng(0)
   x, on = jnp.asarray(rng.normal(size=(8, 6))), jnp.asarray(rng.random((8, 6)) < 0.8)

@@ -911,6 +911,7 @@ def _constants(name: str) -> set[str]:
   return set(parameters) - arrays - {"old_logprobs"} if calls else set()
 
 
+@pytest.mark.slow  # one compilation for every public function
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_ignored_option(name: str) -> None:
   """Every option has an effect, and a misspelt one is an error.
