@@ -7,6 +7,7 @@ traced, so that constants of an objective may be vmapped over.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -74,6 +75,32 @@ def masked_constant(name: str, x: Any, mask: Any) -> tuple[jax.Array, jax.Array]
   return jnp.where(mask, x, 0), mask
 
 
+def scaled_logits(logits: Any, mask: Any, temperature: Any) -> jax.Array:
+  """Logits / temperature in float32 at least; masked rows become all zeros.
+
+  Args:
+    logits: [..., T, V]. Differentiated.
+    mask: [..., T] bool, or None = all count.
+    temperature: > 0. Differentiated, also where a logit is -inf.
+
+  Returns:
+    [..., T, V]; a logit of -inf stays -inf.
+
+  Raises:
+    ValueError: shapes do not match, or temperature <= 0.
+  """
+  logits = as_float("logits", logits)
+  check_rank("logits", logits, 2)
+  check_range("temperature", temperature, low=0.0, open_low=True)
+  if mask is not None:
+    mask = check_mask(mask, **token_shape(logits))
+    logits = jnp.where(mask[..., None], logits, 0.0)
+  # A -inf is left as it is: its quotient would have a NaN gradient in the temperature.
+  excluded = jnp.isneginf(logits)
+  scaled = jnp.where(excluded, 0.0, logits) / jnp.asarray(temperature, logits.dtype)
+  return jnp.where(excluded, -jnp.inf, scaled)
+
+
 def check_same_shape(**arrays: Any) -> None:
   """Every array has exactly the shape of the first; nothing broadcasts.
 
@@ -110,6 +137,18 @@ def row_shape(mask: jax.Array) -> dict[str, Any]:
   return {"mask[..., 0]": jax.ShapeDtypeStruct(mask.shape[:-1], mask.dtype)}
 
 
+def token_shape(logits: jax.Array) -> dict[str, Any]:
+  """[..., T] under the name it has in an error; not a slice, which a sharded axis forbids.
+
+  Args:
+    logits: [..., T, V].
+
+  Returns:
+    {"logits[..., 0]": a shape}, to be the first argument of `check_same_shape`.
+  """
+  return {"logits[..., 0]": jax.ShapeDtypeStruct(logits.shape[:-1], logits.dtype)}
+
+
 def on_every_device(x: jax.Array) -> jax.Array:
   """An array that is sharded over an Explicit mesh, whole on every device; others as they are.
 
@@ -121,6 +160,25 @@ def on_every_device(x: jax.Array) -> jax.Array:
   """
   spec = getattr(jax.typeof(x).sharding, "spec", ())
   return x if all(axis is None for axis in spec) else jax.sharding.reshard(x, PartitionSpec())
+
+
+def by_row(one_row: Callable[..., jax.Array], x: Any, *others: Any) -> jax.Array:
+  """A function of one row, for every row: mapped over all leading axes.
+
+  Each row is sorted and indexed inside `vmap`, which keeps the sharding of rows on Explicit
+  meshes; batched indices do not.
+
+  Args:
+    one_row: function of arrays [T] (or [] where there is one value per row).
+    x: array [..., T], or a dict of such.
+    *others: arrays with the same leading axes.
+
+  Returns:
+    [..., T], or what `one_row` returns with the leading axes in front.
+  """
+  for _ in range(jax.tree.leaves(x)[0].ndim - 1):
+    one_row = jax.vmap(one_row)
+  return one_row(x, *others)
 
 
 def check_rank(name: str, x: Any, minimum: int) -> None:
@@ -185,28 +243,29 @@ def check_integer(name: str, x: Any) -> jax.Array:
 
 
 def spread_over_tokens(name: str, x: Any, **like: Any) -> jax.Array:
-  """A per-token array, or a per-sequence one written as [..., 1], spread over the tokens.
+  """A constant of the loss per token, or per sequence and written as [..., 1], at every token.
 
   The only broadcasting there is: `advantages[..., None]`, written by the caller. [B] against
   [B, T] is an error even when B == T.
 
   Args:
     name: what to call the argument in an error.
-    x: [..., T] or [..., 1].
+    x: [..., T] or [..., 1] real numbers.
     **like: exactly one name=array of shape [..., T].
 
   Returns:
-    [..., T].
+    [..., T], float32 at least, without a gradient.
 
   Raises:
     ValueError: another shape.
+    TypeError: x is complex, or not numeric.
   """
   ((reference, other),) = like.items()
-  shape = jnp.shape(other)
-  if jnp.shape(x) not in (shape, shape[:-1] + (1,)):
+  x, shape = as_constant(name, x), jnp.shape(other)
+  if x.shape not in (shape, shape[:-1] + (1,)):
     raise ValueError(
       f"{name} must have the shape of {reference}, or one value per sequence as "
-      f"{name}[..., None]: {name} is {jnp.shape(x)}, {reference} is {shape}"
+      f"{name}[..., None]: {name} is {x.shape}, {reference} is {shape}"
     )
   return jnp.broadcast_to(x, shape)
 

@@ -228,7 +228,6 @@ def off_policy_mask(
   Reference: DeepSeek-V3.2, arXiv:2512.02556, eq. 9.
   """
   log_ratio, mask = checks.masked_constant("log_ratio", log_ratio, mask)
-  advantages = checks.as_constant("advantages", advantages)
   advantages = checks.spread_over_tokens("advantages", advantages, log_ratio=log_ratio)
   checks.check_range("threshold", threshold, low=0.0)
   divergence = -ratios.per_sequence_geometric(log_ratio, mask, segment_ids=segment_ids)

@@ -78,7 +78,6 @@ def clip_fractions(
   Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7: where its minimum is the clip.
   """
   log_ratio, mask = checks.masked_constant("log_ratio", log_ratio, mask)
-  advantages = checks.as_constant("advantages", advantages)
   advantages = checks.spread_over_tokens("advantages", advantages, log_ratio=log_ratio)
   checks.check_range("clip_low", clip_low, low=0.0, high=1.0)
   checks.check_range("clip_high", clip_high, low=0.0)

@@ -43,7 +43,6 @@ def inputs(
   """
   log_ratio = checks.as_float("log_ratio", log_ratio)
   checks.check_rank("log_ratio", log_ratio, 1)
-  advantages = checks.as_constant("advantages", advantages)
   advantages = checks.spread_over_tokens("advantages", advantages, log_ratio=log_ratio)
   if mask is None:
     mask = jnp.ones_like(log_ratio, dtype=jnp.bool_)

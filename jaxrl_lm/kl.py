@@ -343,17 +343,12 @@ def _two_logprobs(
   logits: Any, ref_logits: Any, mask: Any, temperature: Any
 ) -> tuple[jax.Array, jax.Array]:
   """Log-probs of both, the reference constant; masked rows become uniform."""
-  logits = checks.as_float("logits", logits)
   ref_logits = checks.as_constant("ref_logits", ref_logits)
-  checks.check_rank("logits", logits, 2)
   checks.check_same_shape(logits=logits, ref_logits=ref_logits)
-  checks.check_range("temperature", temperature, low=0.0, open_low=True)
-  if mask is not None:
-    like: dict[str, Any] = {"logits[..., 0]": jax.ShapeDtypeStruct(logits.shape[:-1], bool)}
-    mask = checks.check_mask(mask, **like)
-    logits, ref_logits = (jnp.where(mask[..., None], x, 0.0) for x in (logits, ref_logits))
-  temperature = jnp.asarray(temperature, logits.dtype)
-  return jax.nn.log_softmax(logits / temperature), jax.nn.log_softmax(ref_logits / temperature)
+  policy, reference = (
+    jax.nn.log_softmax(checks.scaled_logits(x, mask, temperature)) for x in (logits, ref_logits)
+  )
+  return policy, reference
 
 
 def _tail_logprob(logprobs: jax.Array, ids: jax.Array) -> jax.Array:
@@ -362,10 +357,7 @@ def _tail_logprob(logprobs: jax.Array, ids: jax.Array) -> jax.Array:
   def without(logprobs: jax.Array, ids: jax.Array) -> jax.Array:
     return logprobs.at[ids].set(-jnp.inf)
 
-  # vmap rather than batched indices: it keeps the sharding of rows on Explicit meshes.
-  for _ in range(logprobs.ndim - 1):
-    without = jax.vmap(without)
-  rest = without(logprobs, ids)
+  rest = checks.by_row(without, logprobs, ids)
   empty = jnp.all(jnp.isneginf(rest), axis=-1, keepdims=True)
   tail = jax.nn.logsumexp(jnp.where(empty, 0.0, rest), axis=-1, keepdims=True)
   return jnp.where(empty, -jnp.inf, tail)

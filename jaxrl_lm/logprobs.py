@@ -54,8 +54,8 @@ def token_logprobs(
   tokens = checks.check_integer("tokens", tokens)
   # At least 32 bits: an id of the vocabulary must not wrap around in the tokens' own dtype.
   tokens = tokens.astype(jnp.promote_types(tokens.dtype, jnp.int32))
-  logits = _scaled_logits(logits, mask, temperature)
-  checks.check_same_shape(**_per_token_shape(logits), tokens=tokens)
+  logits = checks.scaled_logits(logits, mask, temperature)
+  checks.check_same_shape(**checks.token_shape(logits), tokens=tokens)
   vocabulary = logits.shape[-1]
   known = (tokens >= 0) & (tokens < vocabulary)
   ids = jnp.arange(vocabulary, dtype=tokens.dtype).reshape((1,) * tokens.ndim + (-1,))
@@ -147,7 +147,7 @@ def token_entropy(
     >>> token_entropy(jnp.array([[0.0, 0.0, -jnp.inf]]))
     Array([0.6931472], dtype=float32)
   """
-  shifted = _shifted(_scaled_logits(logits, mask, temperature))
+  shifted = _shifted(checks.scaled_logits(logits, mask, temperature))
   weights = jnp.exp(shifted)
   total = jnp.sum(weights, axis=-1)
   finite = jnp.where(jnp.isneginf(shifted), 0.0, shifted)
@@ -202,25 +202,6 @@ def mean_logprob(logprobs: jax.Array, mask: jax.Array) -> jax.Array:
   logprobs = checks.as_float("logprobs", logprobs)
   mask = checks.check_mask(mask, logprobs=logprobs)
   return masks.masked_mean(logprobs, mask, axis=-1)
-
-
-def _scaled_logits(logits: Any, mask: Any, temperature: Any) -> jax.Array:
-  """Logits / temperature in float32 at least; masked rows become all zeros."""
-  logits = checks.as_float("logits", logits)
-  checks.check_rank("logits", logits, 2)
-  checks.check_range("temperature", temperature, low=0.0, open_low=True)
-  if mask is not None:
-    mask = checks.check_mask(mask, **_per_token_shape(logits))
-    logits = jnp.where(mask[..., None], logits, 0.0)
-  # A -inf is left as it is: its quotient would have a NaN gradient in the temperature.
-  excluded = jnp.isneginf(logits)
-  scaled = jnp.where(excluded, 0.0, logits) / jnp.asarray(temperature, logits.dtype)
-  return jnp.where(excluded, -jnp.inf, scaled)
-
-
-def _per_token_shape(logits: jax.Array) -> dict[str, Any]:
-  """[..., T] under the name it has in an error; not a slice, which a sharded axis forbids."""
-  return {"logits[..., 0]": jax.ShapeDtypeStruct(logits.shape[:-1], logits.dtype)}
 
 
 def _shifted(logits: jax.Array) -> jax.Array:

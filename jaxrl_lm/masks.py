@@ -290,10 +290,7 @@ def _per_segment(
   def one_row(x: jax.Array, ids: jax.Array) -> jax.Array:
     return reduce(x, _rank(ids))
 
-  # vmap rather than batched indices: it keeps the sharding of rows on Explicit meshes.
-  for _ in range(x.ndim - 1):
-    one_row = jax.vmap(one_row)
-  return one_row(x, jnp.where(mask, segment_ids, 0))
+  return checks.by_row(one_row, x, jnp.where(mask, segment_ids, 0))
 
 
 def _segment_max(x: jax.Array, rank: jax.Array) -> jax.Array:

@@ -347,8 +347,9 @@ def _policy_weights(weights: jax.Array, importance_weights: Any) -> jax.Array:
   """Loss weights times importance weights; a factor of 0 wins over inf and NaN."""
   if importance_weights is None:
     return weights
-  importance = checks.as_constant("importance_weights", importance_weights)
-  importance = checks.spread_over_tokens("importance_weights", importance, loss_weights=weights)
+  importance = checks.spread_over_tokens(
+    "importance_weights", importance_weights, loss_weights=weights
+  )
   return jnp.where((weights == 0) | (importance == 0), 0.0, weights * importance)
 
 

@@ -142,11 +142,8 @@ def per_prefix(
   log_ratio, mask = _checked(log_ratio, mask, segment_ids)
   if segment_ids is None:
     return masks.zero_masked(jnp.cumsum(log_ratio, axis=-1), mask)
-
-  one_row = _prefix_sums_of_row
-  for _ in range(log_ratio.ndim - 1):
-    one_row = jax.vmap(one_row)
-  return masks.zero_masked(one_row(log_ratio, jnp.where(mask, segment_ids, 0)), mask)
+  ids = jnp.where(mask, segment_ids, 0)
+  return masks.zero_masked(checks.by_row(_prefix_sums_of_row, log_ratio, ids), mask)
 
 
 def _prefix_sums_of_row(x: jax.Array, ids: jax.Array) -> jax.Array:

@@ -106,12 +106,8 @@ def gae(
   }
   discount = _per_row("discount", discount, mask, dtype)
   decay = discount * _per_row("gae_lambda", gae_lambda, mask, dtype)
-  one_row = _gae_of_row
-  for _ in range(mask.ndim - 1):
-    one_row = jax.vmap(one_row)
-  if segment_ids is None:
-    return one_row(tokens, discount, decay)
-  return one_row(tokens, discount, decay, checks.check_integer("segment_ids", segment_ids))
+  ids = () if segment_ids is None else (checks.check_integer("segment_ids", segment_ids),)
+  return checks.by_row(_gae_of_row, tokens, discount, decay, *ids)
 
 
 def _gae_of_row(

@@ -86,7 +86,6 @@ def token_covariance(logprobs: jax.Array, advantages: jax.Array, mask: jax.Array
   Reference: Cui et al. 2025, arXiv:2505.22617, eq. 10.
   """
   logprobs, mask = checks.masked_constant("logprobs", logprobs, mask)
-  advantages = checks.as_constant("advantages", advantages)
   advantages = checks.spread_over_tokens("advantages", advantages, logprobs=logprobs)
   centred = [x - masks.masked_mean(x, mask) for x in (advantages, logprobs)]
   return masks.zero_masked(centred[0] * centred[1], mask)

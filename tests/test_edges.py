@@ -135,7 +135,12 @@ def test_gradient_in_the_temperature_with_an_excluded_token() -> None:
   logits = jnp.array([[1.0, 0.0, -jnp.inf]])
   gradient = jax.grad(lambda t: rl.token_logprobs(logits, jnp.array([0]), temperature=t)[0])(1.0)
   np.testing.assert_allclose(gradient, -0.26894142, rtol=1e-6)
-  assert np.isfinite(jax.grad(lambda t: rl.token_entropy(logits, temperature=t)[0])(1.0))
+  # H of (p, 1 - p): dH/dt = p (1 - p) / t^3; and KL to the uniform is log 2 - H.
+  slope = jax.grad(lambda t: rl.token_entropy(logits, temperature=t)[0])(1.0)
+  np.testing.assert_allclose(slope, 0.19661193, rtol=1e-6)
+  uniform = jnp.array([[0.0, 0.0, -jnp.inf]])
+  slope = jax.grad(lambda t: rl.exact_kl(logits, uniform, temperature=t)[0])(1.0)
+  np.testing.assert_allclose(slope, -0.19661193, rtol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(2, 0), (0, 3)])

@@ -82,6 +82,7 @@ def test_every_public_function_has_a_gradient_case() -> None:
 MODULES = sorted({module_of(call) for call in DIFFERENTIABLE})
 
 
+@pytest.mark.slow  # the closed forms below are the default suite's
 @pytest.mark.parametrize("module", MODULES)
 def test_finite_differences(module: str) -> None:
   """All functions of a module at once: compiling is what costs."""
