@@ -164,6 +164,26 @@ def test_docstring_states_arguments_result_example_and_source(name):
     assert re.search(r"^References?:", doc, re.M), "cites nothing"
 
 
+LABORATORY = sorted(path.stem for path in (PACKAGE / "exact").glob("[a-z]*.py"))
+
+
+@pytest.mark.parametrize("module", LABORATORY)
+def test_docstrings_of_the_laboratory_state_arguments_and_result(module):
+  """Every public function and method with arguments, whether or not it is exported."""
+  tree = ast.parse((PACKAGE / "exact" / f"{module}.py").read_text())
+  scopes = [tree, *(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name[0] != "_")]
+  for node in (node for scope in scopes for node in scope.body):
+    if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+      continue
+    doc, arguments = ast.get_docstring(node) or "", node.args
+    names = [x.arg for x in arguments.args + arguments.kwonlyargs if x.arg != "self"]
+    assert doc, node.name
+    assert not names or "Returns:" in doc, node.name
+    described = doc.partition("Args:")[2].partition("Returns:")[0]
+    missing = [x for x in names if not re.search(rf"^ *[\w*, \n]*\b{x}\b[^.]*?:", described, re.M)]
+    assert not missing, (node.name, missing)
+
+
 @pytest.mark.parametrize(
   "name", [name for name in rl.__all__ if inspect.isclass(getattr(rl, name))]
 )
