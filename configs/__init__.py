@@ -1,0 +1,1 @@
+"""Named settings of the experiments: frozen dataclasses, values only."""

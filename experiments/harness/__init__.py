@@ -1,0 +1,1 @@
+"""What the experiments share: resumable runs, expectations, figures, a shared-parameter policy."""
