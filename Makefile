@@ -39,8 +39,9 @@ types: install-dev ## mypy
 doctest: install ## the examples in the docstrings (README's run with the default suite)
 	$(PY) -m pytest -p tests.conftest --doctest-modules jaxrl_lm $(ARGS)
 
-demo: install ## every algorithm on one ragged batch
-	$(PY) -m experiments.algorithm_table
+demo: install ## the two headline experiments: tables, figures, results/
+	$(PY) -m experiments.length_bias demo
+	$(PY) -m experiments.ratio_explosion demo
 
 tables: install ## rewrite the generated tables: README.md and docs/parity.md
 	$(PY) -c "from experiments.algorithm_table import update_readme; update_readme()"
