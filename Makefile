@@ -43,8 +43,9 @@ demo: install ## the two headline experiments: tables, figures, results/
 	$(PY) -m experiments.length_bias demo
 	$(PY) -m experiments.ratio_explosion demo
 
-tables: install ## rewrite the generated tables: README.md and docs/parity.md
+tables: install ## rewrite the generated tables: README.md, docs/parity.md, docs/which_grpo.md
 	$(PY) -c "from experiments.algorithm_table import update_readme; update_readme()"
+	$(PY) -c "from experiments.which_grpo import main; main(write=True)"
 	$(PY) -m tests.parity.report
 
 bench: install ## speed of every objective

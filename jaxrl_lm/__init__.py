@@ -5,7 +5,11 @@
 Arrays in, arrays out; time is the last axis, masks are boolean, gains are maximised and losses
 minimised. The modules, in the order of a training step: `logprobs`, `masks`, `advantages`,
 `groups`, `reward_transforms`, `returns`, `whitening`, `loss_weights`, `ratios`, `surrogates`,
-`score_surrogates`, `selection`, `corrections`, `kl`, `objectives`, `diagnostics`.
+`score_surrogates`, `selection`, `corrections`, `kl`, `kl_control`, `objectives`, `diagnostics`;
+beside it: `process_rewards`, `supervised`, `distillation`, `online_preferences`;
+critics and preferences: `values`, `reward_models`, `preferences`, `anchored_preferences`,
+`transport_preferences`, `unpaired_preferences`, `reference_free`, `preference_transforms`;
+what other libraries compute under their own names: `presets` and the `*_presets` of each.
 """
 
 from jaxrl_lm.advantages import (
@@ -18,6 +22,13 @@ from jaxrl_lm.advantages import (
   leave_one_out_normalized,
   length_weighted_baseline,
   raw_rewards,
+)
+from jaxrl_lm.anchored_preferences import (
+  apo_down_loss,
+  apo_zero_loss,
+  bco_pair_loss,
+  nca_loss,
+  sppo_loss,
 )
 from jaxrl_lm.corrections import (
   banded,
@@ -39,6 +50,15 @@ from jaxrl_lm.diagnostics import (
   token_effective_sample_size,
   zero_signal_groups,
 )
+from jaxrl_lm.distillation import (
+  Buckets,
+  distillation_advantages,
+  forward_kl,
+  jensen_shannon,
+  skewed_forward_kl,
+  skewed_reverse_kl,
+  top_k_with_tail,
+)
 from jaxrl_lm.groups import Groups, from_groups, to_groups
 from jaxrl_lm.kl import (
   exact_kl,
@@ -50,6 +70,7 @@ from jaxrl_lm.kl import (
   top_k_kl,
   with_reverse_kl_gradient,
 )
+from jaxrl_lm.kl_control import adaptive_kl_coef
 from jaxrl_lm.logprobs import (
   mean_logprob,
   next_token_logprobs,
@@ -78,6 +99,12 @@ from jaxrl_lm.masks import (
   segment_mean,
   segment_total,
   zero_masked,
+)
+from jaxrl_lm.nemo_rl_presets import (
+  nemo_rl_cispo,
+  nemo_rl_grpo,
+  nemo_rl_gspo,
+  nemo_rl_reinforce,
 )
 from jaxrl_lm.objectives import (
   BNPO,
@@ -110,6 +137,59 @@ from jaxrl_lm.objectives import (
   dr_grpo,
   objective_loss,
 )
+from jaxrl_lm.online_preferences import (
+  PreferencePairs,
+  geometric_mixture,
+  nash_md_advantages,
+  preference_pairs,
+  sample_at,
+  xpo_loss,
+)
+from jaxrl_lm.openrlhf_presets import (
+  openrlhf_gspo,
+  openrlhf_ppo,
+)
+from jaxrl_lm.preference_presets import (
+  PreferenceRecipe,
+  liger_cpo,
+  liger_dpo,
+  liger_kto,
+  liger_orpo,
+  liger_simpo,
+  openrlhf_dpo,
+  trl_cpo,
+  trl_dpo,
+  trl_ipo,
+  trl_kto,
+  trl_orpo,
+  trl_simpo,
+  tunix_dpo,
+  tunix_orpo,
+)
+from jaxrl_lm.preference_transforms import (
+  alpha_divergence_score,
+  jensen_shannon_score,
+  length_desensitized_weights,
+  log_collision_probability,
+  wpo_weights,
+)
+from jaxrl_lm.preferences import (
+  conservative_dpo_loss,
+  discopop_loss,
+  dpo_loss,
+  exo_loss,
+  hinge_dpo_loss,
+  ipo_loss,
+  mean_log_ratio,
+  preference_statistics,
+  robust_dpo_loss,
+  sequence_log_ratio,
+)
+from jaxrl_lm.presets import (
+  Recipe,
+  recipe_loss,
+)
+from jaxrl_lm.process_rewards import best_of_n, rejection_sampling, step_rewards
 from jaxrl_lm.ratios import (
   clamped,
   on_policy_log_ratio,
@@ -120,6 +200,11 @@ from jaxrl_lm.ratios import (
   token_log_ratio,
   with_token_gradient,
 )
+from jaxrl_lm.reference_free import (
+  cpo_loss,
+  orpo_loss,
+  simpo_loss,
+)
 from jaxrl_lm.returns import (
   discounted_returns,
   gae,
@@ -127,6 +212,10 @@ from jaxrl_lm.returns import (
   length_adaptive_lambda,
   overlong_penalty,
   terminal_rewards,
+)
+from jaxrl_lm.reward_models import (
+  bradley_terry_loss,
+  reward_centering_loss,
 )
 from jaxrl_lm.reward_transforms import (
   mean_normalized,
@@ -144,6 +233,7 @@ from jaxrl_lm.selection import (
   top_entropy_mask,
 )
 from jaxrl_lm.statistics import Average, EffectiveSampleSize, Extremes
+from jaxrl_lm.supervised import dft_loss, positive_nll_loss, sft_loss
 from jaxrl_lm.surrogates import (
   dual_clip,
   gmpo,
@@ -152,11 +242,63 @@ from jaxrl_lm.surrogates import (
   reinforce,
   sapo,
 )
+from jaxrl_lm.transport_preferences import (
+  aot_loss,
+  aot_unpaired_loss,
+)
+from jaxrl_lm.trl_presets import (
+  trl_bnpo,
+  trl_cispo,
+  trl_dapo,
+  trl_dr_grpo,
+  trl_gmpo,
+  trl_grpo,
+  trl_luspo,
+  trl_rloo,
+  trl_sapo,
+  trl_vespo,
+)
+from jaxrl_lm.tunix_presets import (
+  tunix_dapo,
+  tunix_dr_grpo,
+  tunix_grpo,
+  tunix_gspo_token,
+  tunix_ppo,
+)
+from jaxrl_lm.unpaired_preferences import (
+  bco_loss,
+  kto_baseline,
+  kto_loss,
+)
+from jaxrl_lm.values import (
+  ExplainedVariance,
+  clipped_huber_value_loss,
+  clipped_value_loss,
+  explained_variance,
+  huber_value_loss,
+  value_clip_fraction,
+  value_loss,
+)
+from jaxrl_lm.verl_presets import (
+  verl_cispo,
+  verl_clip_cov,
+  verl_dppo_kl,
+  verl_dppo_tv,
+  verl_dro,
+  verl_geo_mean,
+  verl_gpg,
+  verl_gspo,
+  verl_kl_cov,
+  verl_sapo,
+  verl_vanilla,
+  verl_with_terms,
+)
 from jaxrl_lm.whitening import masked_moments, whiten, whitened_group_centered, whitened_returns
 
 __all__ = [
   "Average",
   "BNPO",
+  "Buckets",
   "CISPO",
   "CLIP_COV",
   "DAPO",
@@ -165,6 +307,7 @@ __all__ = [
   "DRO",
   "DUAL_CLIP_PPO",
   "EffectiveSampleSize",
+  "ExplainedVariance",
   "Extremes",
   "GMPO",
   "GPG",
@@ -178,32 +321,57 @@ __all__ = [
   "Objective",
   "ObjectiveAux",
   "PPO",
+  "PreferencePairs",
+  "PreferenceRecipe",
   "REINFORCE",
   "REINFORCE_PP",
   "REINFORCE_PP_BASELINE",
   "REMAX",
   "RLOO",
+  "Recipe",
   "SAPO",
   "TOPR",
   "VESPO",
+  "adaptive_kl_coef",
+  "alpha_divergence_score",
+  "aot_loss",
+  "aot_unpaired_loss",
+  "apo_down_loss",
+  "apo_zero_loss",
   "average",
   "banded",
   "batch_scaled",
+  "bco_loss",
+  "bco_pair_loss",
+  "best_of_n",
+  "bradley_terry_loss",
   "cispo",
   "clamped",
   "clip_cov",
   "clip_cov_selection",
   "clip_fractions",
+  "clipped_huber_value_loss",
+  "clipped_value_loss",
+  "conservative_dpo_loss",
   "constant_length",
+  "cpo_loss",
+  "dft_loss",
+  "discopop_loss",
   "discounted_returns",
+  "distillation_advantages",
+  "dpo_loss",
   "dppo_kl",
   "dppo_tv",
   "dr_grpo",
   "dro",
   "dual_clip",
   "exact_kl",
+  "exo_loss",
+  "explained_variance",
+  "forward_kl",
   "from_groups",
   "gae",
+  "geometric_mixture",
   "gmpo",
   "gradient_share_by_length",
   "greedy_baseline",
@@ -211,9 +379,14 @@ __all__ = [
   "group_normalized",
   "group_token_mean",
   "has_signal",
+  "hinge_dpo_loss",
+  "huber_value_loss",
   "importance_weighted",
   "interpolated_proximal",
+  "ipo_loss",
   "is_finished",
+  "jensen_shannon",
+  "jensen_shannon_score",
   "kl_abs",
   "kl_cov",
   "kl_cov_selection",
@@ -222,23 +395,43 @@ __all__ = [
   "kl_k3",
   "kl_k3_off_policy",
   "kl_shaped_rewards",
+  "kto_baseline",
+  "kto_loss",
   "last_token_mask",
   "leave_one_out",
   "leave_one_out_normalized",
   "length_adaptive_lambda",
+  "length_desensitized_weights",
   "length_power",
   "length_weighted_baseline",
   "lengths",
+  "liger_cpo",
+  "liger_dpo",
+  "liger_kto",
+  "liger_orpo",
+  "liger_simpo",
+  "log_collision_probability",
   "masked_mean",
   "masked_moments",
   "masked_sum",
+  "mean_log_ratio",
   "mean_logprob",
   "mean_normalized",
   "multi_reward_normalized",
+  "nash_md_advantages",
+  "nca_loss",
+  "nemo_rl_cispo",
+  "nemo_rl_grpo",
+  "nemo_rl_gspo",
+  "nemo_rl_reinforce",
   "next_token_logprobs",
   "objective_loss",
   "off_policy_mask",
   "on_policy_log_ratio",
+  "openrlhf_dpo",
+  "openrlhf_gspo",
+  "openrlhf_ppo",
+  "orpo_loss",
   "overlong_penalty",
   "pass_at_k",
   "per_prefix",
@@ -247,12 +440,20 @@ __all__ = [
   "per_token",
   "perplexity_gap",
   "policy_drift",
+  "positive_nll_loss",
   "ppo_clip",
+  "preference_pairs",
+  "preference_statistics",
   "ratio_extremes",
   "raw_rewards",
+  "recipe_loss",
   "reinforce",
   "rejected",
+  "rejection_sampling",
   "response_mask",
+  "reward_centering_loss",
+  "robust_dpo_loss",
+  "sample_at",
   "sapo",
   "segment_count",
   "segment_max",
@@ -260,10 +461,17 @@ __all__ = [
   "segment_total",
   "self_normalised",
   "sequence_effective_sample_size",
+  "sequence_log_ratio",
   "sequence_logprob",
   "sequence_mean",
   "sequence_sum",
+  "sft_loss",
   "signal_scaled",
+  "simpo_loss",
+  "skewed_forward_kl",
+  "skewed_reverse_kl",
+  "sppo_loss",
+  "step_rewards",
   "terminal_rewards",
   "to_groups",
   "token_covariance",
@@ -275,8 +483,46 @@ __all__ = [
   "token_sum",
   "top_entropy_mask",
   "top_k_kl",
+  "top_k_with_tail",
   "topr",
+  "trl_bnpo",
+  "trl_cispo",
+  "trl_cpo",
+  "trl_dapo",
+  "trl_dpo",
+  "trl_dr_grpo",
+  "trl_gmpo",
+  "trl_grpo",
+  "trl_ipo",
+  "trl_kto",
+  "trl_luspo",
+  "trl_orpo",
+  "trl_rloo",
+  "trl_sapo",
+  "trl_simpo",
+  "trl_vespo",
   "truncated",
+  "tunix_dapo",
+  "tunix_dpo",
+  "tunix_dr_grpo",
+  "tunix_grpo",
+  "tunix_gspo_token",
+  "tunix_orpo",
+  "tunix_ppo",
+  "value_clip_fraction",
+  "value_loss",
+  "verl_cispo",
+  "verl_clip_cov",
+  "verl_dppo_kl",
+  "verl_dppo_tv",
+  "verl_dro",
+  "verl_geo_mean",
+  "verl_gpg",
+  "verl_gspo",
+  "verl_kl_cov",
+  "verl_sapo",
+  "verl_vanilla",
+  "verl_with_terms",
   "vespo",
   "veto",
   "whiten",
@@ -284,6 +530,8 @@ __all__ = [
   "whitened_returns",
   "with_reverse_kl_gradient",
   "with_token_gradient",
+  "wpo_weights",
+  "xpo_loss",
   "zero_masked",
   "zero_signal_groups",
 ]

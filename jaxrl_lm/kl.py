@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_lm import checks, masks
+from jaxrl_lm import categorical, checks, masks
 
 
 def kl_k1(logprobs: jax.Array, ref_logprobs: jax.Array, mask: jax.Array) -> jax.Array:
@@ -239,9 +239,8 @@ def exact_kl(
 
   Reference: Amini et al. 2025, arXiv:2504.10637 (the estimator and its gradient).
   """
-  return masks.zero_masked(
-    _categorical_kl(*_two_logprobs(logits, ref_logits, mask, temperature)), mask
-  )
+  both = categorical.two_logprobs(logits, mask, temperature, ref_logits=ref_logits)
+  return masks.zero_masked(categorical.divergence(*both), mask)
 
 
 def top_k_kl(
@@ -281,15 +280,17 @@ def top_k_kl(
   Reference: the tail bucket is that of TRL's distillation losses; the bound is the
     data-processing inequality (Cover & Thomas, theorem 2.8.1).
   """
-  logprobs, ref_logprobs = _two_logprobs(logits, ref_logits, mask, temperature)
+  logprobs, ref_logprobs = categorical.two_logprobs(
+    logits, mask, temperature, ref_logits=ref_logits
+  )
   checks.check_range("k", k, low=1, high=logprobs.shape[-1])
   ids = jax.lax.top_k(jax.lax.stop_gradient(logprobs), k)[1]
   kept = [jnp.take_along_axis(x, ids, axis=-1) for x in (logprobs, ref_logprobs)]
   if k == logprobs.shape[-1]:
-    return masks.zero_masked(_categorical_kl(*kept), mask)
+    return masks.zero_masked(categorical.divergence(*kept), mask)
   tails = [_tail_logprob(x, ids) for x in (logprobs, ref_logprobs)]
   buckets = [jnp.concatenate(pair, axis=-1) for pair in zip(kept, tails, strict=True)]
-  return masks.zero_masked(_categorical_kl(*buckets), mask)
+  return masks.zero_masked(categorical.divergence(*buckets), mask)
 
 
 def _delta(logprobs: Any, constant: Any, mask: Any, other: str = "ref_logprobs") -> jax.Array:
@@ -339,34 +340,10 @@ def _weighted_k3_jvp(primals: Any, tangents: Any) -> Any:
   return _weighted_k3(log_ratio, delta), ratio * delta * tangent
 
 
-def _two_logprobs(
-  logits: Any, ref_logits: Any, mask: Any, temperature: Any
-) -> tuple[jax.Array, jax.Array]:
-  """Log-probs of both, the reference constant; masked rows become uniform."""
-  ref_logits = checks.as_constant("ref_logits", ref_logits)
-  checks.check_same_shape(logits=logits, ref_logits=ref_logits)
-  policy, reference = (
-    jax.nn.log_softmax(checks.scaled_logits(x, mask, temperature)) for x in (logits, ref_logits)
-  )
-  return policy, reference
-
-
 def _tail_logprob(logprobs: jax.Array, ids: jax.Array) -> jax.Array:
   """Log of the total probability of all tokens but `ids`, [..., 1]; -inf if it is 0."""
 
-  def without(logprobs: jax.Array, ids: jax.Array) -> jax.Array:
-    return logprobs.at[ids].set(-jnp.inf)
+  def one_row(logprobs: jax.Array, ids: jax.Array) -> jax.Array:
+    return jnp.zeros_like(logprobs, dtype=jnp.bool_).at[ids].set(True)
 
-  rest = checks.by_row(without, logprobs, ids)
-  empty = jnp.all(jnp.isneginf(rest), axis=-1, keepdims=True)
-  tail = jax.nn.logsumexp(jnp.where(empty, 0.0, rest), axis=-1, keepdims=True)
-  return jnp.where(empty, -jnp.inf, tail)
-
-
-def _categorical_kl(logprobs: jax.Array, ref_logprobs: jax.Array) -> jax.Array:
-  """sum p (log p - log q); an outcome of probability 0 adds 0 in value and gradient."""
-  possible = ~jnp.isneginf(logprobs)
-  logprobs = jnp.where(possible, logprobs, 0.0)
-  ref_logprobs = jnp.where(possible, ref_logprobs, 0.0)
-  terms = jnp.exp(logprobs) * (logprobs - ref_logprobs)
-  return jnp.sum(jnp.where(possible, terms, 0.0), axis=-1)
+  return categorical.rest_logprob(logprobs, checks.by_row(one_row, logprobs, ids))

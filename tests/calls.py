@@ -17,9 +17,15 @@ import jax
 import numpy as np
 
 import jaxrl_lm as rl
+from tests import preference_tables
 
 VOCABULARY = 4
-FUNCTIONS = [name for name in rl.__all__ if inspect.isfunction(getattr(rl, name))]
+# Presets take no arrays.
+FUNCTIONS = [
+  name
+  for name in rl.__all__
+  if inspect.isfunction(getattr(rl, name)) and not getattr(rl, name).__module__.endswith("_presets")
+]
 
 # Mask and segments of [2, 3, 5]: a full row, gaps, a single token, an empty row; two segments.
 MASK = np.array(
@@ -386,6 +392,107 @@ def _calls(dtype: Any) -> Iterator[Call]:
     objective=rl.KL_COV,
     old_logprobs=None,
   )
+  yield from segmented(
+    "recipe_loss",
+    *everything,
+    differentiable=("logprobs", "entropy"),
+    arrays={"advantages": row_advantages, "importance_weights": np.abs(row_advantages)},
+    unused={"advantages": empty[..., None], "importance_weights": empty[..., None]},
+    recipe=rl.trl_grpo(
+      beta=0.1, entropy_coef=0.2, importance_sampling_level=rl.per_sequence_geometric
+    ),
+  )
+
+  yield from _distillation_calls(call, dtype)
+  yield from preference_tables.calls(call, values, MASK, WHERE, dtype)
+
+
+def _distillation_calls(call: Callable[..., Call], dtype: Any) -> Iterator[Call]:
+  """Distillation, online preferences, process rewards."""
+  rng = np.random.default_rng(4)
+  shape, off, empty = MASK.shape, ~MASK, ~MASK.any(-1)
+
+  def normal(shape: tuple[int, ...], scale: float = 1.0) -> np.ndarray:
+    return (scale * rng.normal(size=shape)).astype(dtype)
+
+  logits = {name: normal((*shape, VOCABULARY), 2.0) for name in ("logits", "teacher_logits")}
+  logprobs = {"logprobs": -rng.uniform(0.1, 3.0, shape).astype(dtype)}
+  rewards = {"rewards": normal(WHERE.shape), "where": WHERE}
+  both = {"arrays": logits, "unused": dict.fromkeys(logits, off), "differentiable": ("logits",)}
+  for name, constants in {
+    "forward_kl": {},
+    "skewed_forward_kl": {"skew": 0.1},
+    "skewed_reverse_kl": {"skew": 0.1},
+    "jensen_shannon": {"beta": 0.3},
+  }.items():
+    yield call(name, **both, **constants, temperature=0.7)
+  teacher = {
+    "teacher_logprobs": np.log(rng.uniform(0.1, 0.5, (*shape, 2))).astype(dtype),
+    "teacher_ids": np.argsort(rng.random((*shape, VOCABULARY)), -1)[..., :2].astype(np.int32),
+  }
+  yield call(
+    "top_k_with_tail",
+    arrays={"logits": logits["logits"]} | teacher,
+    unused=dict.fromkeys(("logits", *teacher), off),
+    differentiable=("logits",),
+    temperature=0.7,
+  )
+  teacher = {"teacher_logprobs": (logprobs["logprobs"] + normal(shape)).astype(dtype)}
+  yield call(
+    "distillation_advantages",
+    arrays=logprobs | teacher,
+    unused=dict.fromkeys(("logprobs", "teacher_logprobs"), off),
+  )
+  scored = {"arrays": logprobs, "unused": {"logprobs": off}, "differentiable": ("logprobs",)}
+  for name in ("sft_loss", "dft_loss"):
+    yield call(name, **scored)
+  scored["arrays"] = logprobs | {"rewards": np.array([[1, -1, 1], [1, 1, 0]], dtype)}
+  scored["unused"] = {"logprobs": off, "rewards": empty}
+  yield call("positive_nll_loss", **scored)
+
+  group = {"arrays": rewards, "unused": {"rewards": ~WHERE}, "masked": None}
+  yield call("preference_pairs", **group)
+  yield call("best_of_n", **group)
+  yield call("rejection_sampling", **group, threshold=0.0)
+  index = np.array([2, 0], np.int32)
+  at = {"values": normal((2, 3)), "index": index}
+  yield call("sample_at", arrays=at, differentiable=("values",), masked=None)
+  pairs = {"preference_loss": normal((3,)), "reference_sample_logprobs": normal((3,))}
+  yield call("xpo_loss", arrays=pairs, differentiable=tuple(pairs), masked=None, alpha=0.1)
+  two = {"logprobs": normal(shape), "ref_logprobs": normal(shape)}
+  yield call(
+    "nash_md_advantages",
+    arrays=two | {"preferences": rng.uniform(size=shape[:-1]).astype(dtype)},
+    unused=dict.fromkeys(two, off) | {"preferences": empty},
+    kl_coef=0.1,
+  )
+  two = {"logits": logits["logits"], "ref_logits": logits["teacher_logits"]}
+  yield call(
+    "geometric_mixture",
+    arrays=two,
+    unused=dict.fromkeys(two, off),
+    share=0.3,
+    temperature=0.7,
+  )
+  step_ids = np.array([[1, 1, 2, 2, 3], [1, 0, 2, 2, 0], [4, 4, 4, 0, 0]], np.int32)
+  step_ids = np.stack([step_ids, step_ids])
+  present = [[np.isin(s, ids[on]) for s in range(1, 5)] for ids, on in _rows(step_ids, MASK)]
+  scores = {"scores": normal((2, 3, 4))}
+  yield call(
+    "step_rewards",
+    arrays=scores | {"step_ids": step_ids},
+    unused={"scores": ~np.reshape(present, (2, 3, 4)), "step_ids": off},
+  )
+  yield call(
+    "adaptive_kl_coef",
+    arrays={"kl_coef": np.array([0.1, 0.2], dtype), "kl": np.array([1.0, 9.0], dtype)},
+    masked=None,
+    target=6.0,
+  )
+
+
+def _rows(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+  return zip(*(x.reshape(-1, x.shape[-1]) for x in arrays), strict=True)
 
 
 def last_tokens(segment_ids: np.ndarray) -> np.ndarray:

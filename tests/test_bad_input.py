@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import jaxrl_lm as rl
+from tests import preference_tables
 from tests.calls import FUNCTIONS, Call, assert_complete, public_calls
 
 CALLS = public_calls()
@@ -205,7 +206,19 @@ RANGES: dict[str, list[dict[str, Any]]] = {
   "clip_fractions": BAND,
   "gradient_share_by_length": [{"edges": [4, 2]}, {"edges": [2, 2]}],
   "objective_loss": [{"kl_coef": NAN}, {"entropy_coef": NAN}],
+  "forward_kl": [{"temperature": 0.0}, {"temperature": -1.0}],
+  "skewed_forward_kl": [{"temperature": 0.0}, {"skew": 0.0}, {"skew": 1.0}, {"skew": NAN}],
+  "skewed_reverse_kl": [{"temperature": 0.0}, {"skew": 0.0}, {"skew": 1.0}],
+  "jensen_shannon": [{"temperature": 0.0}, {"beta": -0.1}, {"beta": 1.1}, {"beta": NAN}],
+  "top_k_with_tail": [{"temperature": 0.0}],
+  "geometric_mixture": [{"temperature": 0.0}, {"share": -0.1}, {"share": 1.1}],
+  "xpo_loss": [{"alpha": -0.1}],
+  "nash_md_advantages": [{"kl_coef": -0.1}],
+  "rejection_sampling": [{"threshold": NAN}],
+  "adaptive_kl_coef": [{"target": 0.0}, {"gain": -0.1}, {"clip": 0.0}, {"clip": 10.0}],
 }
+
+RANGES |= preference_tables.RANGES
 
 
 @JIT
@@ -268,6 +281,71 @@ def test_every_range_that_is_documented_is_tested() -> None:
 
 
 SPECIAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
+  "no more tokens than the vocabulary holds": (
+    lambda: rl.top_k_with_tail(jnp.ones((3, 4)), jnp.ones((3, 5)), jnp.ones((3, 5), jnp.int32)),
+    ValueError,
+    r"teacher_ids must keep 1 to V tokens: teacher_ids is \(3, 5\), logits is \(3, 4\)",
+  ),
+  "at least one kept token": (
+    lambda: rl.top_k_with_tail(jnp.ones((3, 4)), jnp.ones((3, 0)), jnp.ones((3, 0), jnp.int32)),
+    ValueError,
+    r"teacher_ids must keep 1 to V tokens: teacher_ids is \(3, 0\)",
+  ),
+  "chosen and rejected of different batches": (
+    lambda: rl.dpo_loss(jnp.ones(3), jnp.ones(4)),
+    ValueError,
+    r"rejected_log_ratio is \(4,\), chosen_log_ratio is \(3,\)",
+  ),
+  "rejected without the axis of pairs": (
+    lambda: rl.simpo_loss(jnp.ones(3), jnp.ones((3, 1))),
+    ValueError,
+    r"rejected_mean_logprob is \(3, 1\), chosen_mean_logprob is \(3,\)",
+  ),
+  "a pair that is one number": (
+    lambda: rl.ipo_loss(jnp.ones(()), jnp.ones(())),
+    ValueError,
+    r"chosen_log_ratio must have at least 1 axes, got shape \(\)",
+  ),
+  "a reference that was not given": (
+    lambda: rl.sequence_log_ratio(jnp.ones((2, 3)), None, jnp.ones((2, 3), bool)),
+    TypeError,
+    "ref_logprobs is required, got None",
+  ),
+  "a reference of the mean that was not given": (
+    lambda: rl.mean_log_ratio(jnp.ones((2, 3)), None, jnp.ones((2, 3), bool)),
+    TypeError,
+    "ref_logprobs is required, got None",
+  ),
+  "margins of a reference that were not given": (
+    lambda: rl.aot_loss(jnp.ones(3), None),
+    TypeError,
+    "ref_margins is required, got None",
+  ),
+  "no reference where there is none": (
+    lambda: rl.simpo_loss(jnp.ones(3), jnp.ones(3), ref_logprobs=jnp.ones(3)),
+    TypeError,
+    "ref_logprobs",
+  ),
+  "no smoothing where it has no meaning": (
+    lambda: rl.dpo_loss(jnp.ones(3), jnp.ones(3), label_smoothing=0.1),
+    TypeError,
+    "label_smoothing",
+  ),
+  "one baseline for the batch": (
+    lambda: rl.kto_loss(jnp.ones(3), jnp.ones(3, bool), baseline=jnp.ones(3)),
+    ValueError,
+    r"baseline must be one number, got shape \(3,\)",
+  ),
+  "a baseline that was not given": (
+    lambda: rl.kto_loss(jnp.ones(3), jnp.ones(3, bool), baseline=None),
+    TypeError,
+    "baseline is required, got None",
+  ),
+  "a margin per pair": (
+    lambda: rl.bradley_terry_loss(jnp.ones(3), jnp.ones(3), margin=jnp.ones(2)),
+    ValueError,
+    r"margin is \(2,\), chosen_rewards is \(3,\)",
+  ),
   "a group axis": (
     lambda: rl.group_token_mean(jnp.ones(3, bool)),
     ValueError,

@@ -24,6 +24,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxrl_lm as rl
+from tests import preference_tables
+from tests import test_faults_preferences as preference_faults
 from tests.calls import FUNCTIONS, assert_complete, named, public_calls
 
 NOT_HERE = {
@@ -42,19 +44,20 @@ NOT_HERE = {
   "clip_norm": "training: the norm of all gradients",
   "zero_grad_step": "training: momentum moves weights without a gradient",
   "multihost_hang": "training: a branch in front of a collective",
-  "value_clip": "critics",
-  "ref_ignored": "preference losses",
-  "dpo_smoothing": "preference losses",
   "fused_parity": "log-probs from hidden states",
 }
+# Faults of critics and preference losses have a file of their own.
+IN_PREFERENCES = ("value_clip", "ref_ignored", "dpo_smoothing")
 NUMBER_OF_FAULTS = 70
 
 
 def test_every_fault_is_tested_or_has_a_reason() -> None:
   tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
   tested = {x for x in tested if not x.startswith(("every_", "hazard_"))}
-  assert not tested & set(NOT_HERE)
-  assert len(tested | set(NOT_HERE)) == NUMBER_OF_FAULTS
+  assert all(hasattr(preference_faults, f"test_{name}") for name in IN_PREFERENCES)
+  assert not tested & {*NOT_HERE, *IN_PREFERENCES}
+  assert not set(NOT_HERE) & set(IN_PREFERENCES)
+  assert len(tested | {*NOT_HERE, *IN_PREFERENCES}) == NUMBER_OF_FAULTS
 
 
 close = partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7)
@@ -895,7 +898,21 @@ OTHER: dict[str, dict[str, Any]] = {
     "entropy_coef": 0.4,
   },
 }
+OTHER["recipe_loss"] = {"recipe": rl.trl_cispo(epsilon_high=5.0, beta=0.2, entropy_coef=0.4)}
 OTHER["group_token_mean"] = {"count_empty": True}
+OTHER |= preference_tables.OTHER_CONSTANTS
+OTHER |= {
+  "forward_kl": {"temperature": 1.0},
+  "skewed_forward_kl": {"temperature": 1.0, "skew": 0.2},
+  "skewed_reverse_kl": {"temperature": 1.0, "skew": 0.2},
+  "jensen_shannon": {"temperature": 1.0, "beta": 0.4},
+  "top_k_with_tail": {"temperature": 1.0},
+  "geometric_mixture": {"temperature": 1.0, "share": 0.4},
+  "xpo_loss": {"alpha": 0.2},
+  "nash_md_advantages": {"kl_coef": 0.2},
+  "rejection_sampling": {"threshold": 9.0},
+  "adaptive_kl_coef": {"target": 8.9, "gain": 0.2, "clip": 0.1},
+}
 # Where the arrays of the table hide the difference: a group without a token, a full group.
 OTHER_ARRAYS = {
   "group_token_mean": {"mask": np.array([[[True, True]], [[False, False]]])},

@@ -19,6 +19,7 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxrl_lm as rl
+from tests import preference_tables
 from tests.calls import FUNCTIONS, Call, assert_complete, public_calls, value_and_pullback
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -39,18 +40,22 @@ CONSTANT = words(
   mean_normalized multi_reward_normalized off_policy_mask pass_at_k perplexity_gap policy_drift
   ratio_extremes raw_rewards rejected self_normalised sequence_effective_sample_size signal_scaled
   terminal_rewards to_groups token_covariance token_effective_sample_size truncated veto whiten
-  whitened_group_centered whitened_returns zero_signal_groups"""
+  whitened_group_centered whitened_returns zero_signal_groups
+  adaptive_kl_coef best_of_n distillation_advantages geometric_mixture nash_md_advantages
+  rejection_sampling step_rewards"""
 )
+CONSTANT |= preference_tables.CONSTANT
 # Nothing to differentiate: masks, integers and booleans in or out, or no array at all.
 STRUCTURAL = words(
   """clip_cov_selection constant_length dr_grpo group_token_mean has_signal is_finished
   kl_cov_selection last_token_mask length_adaptive_lambda length_power lengths overlong_penalty
-  response_mask segment_count sequence_mean sequence_sum token_mean token_sum
+  preference_pairs response_mask segment_count sequence_mean sequence_sum token_mean token_sum
   top_entropy_mask"""
 )
+STRUCTURAL |= preference_tables.STRUCTURAL
 # Their gradient is not the derivative of their value (on-policy, which is constantly 0).
 STOPPED = words(
-  """cispo dppo_kl dppo_tv on_policy_log_ratio objective_loss[selected] topr vespo
+  """cispo dft_loss dppo_kl dppo_tv on_policy_log_ratio objective_loss[selected] topr vespo
   with_reverse_kl_gradient with_token_gradient with_token_gradient[segments]"""
 )
 
@@ -346,6 +351,25 @@ def objective(arrays: Arrays, constants: Any, cotangent: np.ndarray) -> Arrays:
   }
 
 
+def recipe(arrays: Arrays, constants: Any, cotangent: np.ndarray) -> Arrays:
+  """GSPO's gradient at a width of 0.2, and that of 0.1 w times geometric ratio times k3."""
+  mask, weights = arrays["mask"], arrays["loss_weights"]
+  log_ratio, difference = arrays["logprobs"] - arrays["old_logprobs"], delta(arrays)
+  logprobs = np.zeros(mask.shape)
+  for row, at in segments(arrays):
+    ratio, advantage = np.exp(log_ratio[row][at].mean()), arrays["advantages"][row][0]
+    stopped = ratio > 1.2 if advantage >= 0 else ratio < 0.8
+    w, d = weights[row][at], difference[row][at]
+    gain = arrays["importance_weights"][row][0] * advantage * (not stopped) * w.sum()
+    kl = (w * (np.exp(-d) - 1 + d)).sum()
+    logprobs[row][at] = ratio * ((0.1 * kl - gain) / len(at) + 0.1 * w * (1 - np.exp(-d)))
+  entropy = -0.2 * weights
+  return {
+    "logprobs": np.where(mask, cotangent * logprobs, 0.0),
+    "entropy": np.where(mask, cotangent * entropy, 0.0),
+  }
+
+
 def spread(divide: bool, key: str) -> Callable[..., Arrays]:
   """Of a sum, or a mean, over all tokens or over those of each row."""
 
@@ -357,6 +381,54 @@ def spread(divide: bool, key: str) -> Callable[..., Arrays]:
     return {key: mask * cotangent / (np.maximum(count, 1) if divide else 1)}
 
   return gradient
+
+
+def against_teacher(slope: Callable[..., np.ndarray]) -> Callable[..., Arrays]:
+  """slope(S, T, constants) = d loss / d log S[v] of free log-probs; the softmax centres it."""
+
+  def rule(arrays: Arrays, constants: Any, p: np.ndarray) -> np.ndarray:
+    free = slope(p, softmax(arrays["teacher_logits"], constants["temperature"]), constants)
+    return free - p * free.sum(-1, keepdims=True)
+
+  return over_vocabulary(rule)
+
+
+def skewed_forward(p: np.ndarray, q: np.ndarray, constants: Any) -> np.ndarray:
+  skew = constants["skew"]
+  return -q * (1 - skew) * p / (skew * q + (1 - skew) * p)
+
+
+def skewed_reverse(p: np.ndarray, q: np.ndarray, constants: Any) -> np.ndarray:
+  skew = constants["skew"]
+  mixture = skew * p + (1 - skew) * q
+  return p * (np.log(p / mixture) - skew * p / mixture)
+
+
+def jensen_shannon(p: np.ndarray, q: np.ndarray, constants: Any) -> np.ndarray:
+  beta = constants["beta"]
+  return (1 - beta) * p * np.log(p / (beta * q + (1 - beta) * p))
+
+
+def top_k_with_tail(arrays: Arrays, constants: Any, cotangent: np.ndarray) -> Arrays:
+  """Of the student's buckets: 1[v in bucket] p[v] / p[bucket] - p[v]."""
+  p = softmax(arrays["logits"], constants["temperature"])
+  kept = one_hot(arrays["teacher_ids"], p.shape[-1])
+  inside = np.concatenate([kept, 1 - kept.sum(-2, keepdims=True)], -2)
+  part = inside * p[..., None, :]
+  slope = part / part.sum(-1, keepdims=True) - p[..., None, :]
+  out = np.sum(cotangent[..., None] * slope, -2) / constants["temperature"]
+  return {"logits": np.where(arrays["mask"][..., None], out, 0.0)}
+
+
+def chosen_sample(arrays: Arrays, constants: Any, cotangent: np.ndarray) -> Arrays:
+  return {"values": cotangent[:, None] * one_hot(arrays["index"], arrays["values"].shape[-1])}
+
+
+def xpo(arrays: Arrays, constants: Any, cotangent: np.ndarray) -> Arrays:
+  return {
+    "preference_loss": cotangent,
+    "reference_sample_logprobs": constants["alpha"] * cotangent,
+  }
 
 
 ONE = lambda arrays, constants: 1.0
@@ -403,4 +475,16 @@ CLOSED_FORMS: dict[str, Callable[..., Arrays]] = {
   "exact_kl": over_vocabulary(exact_kl),
   "top_k_kl": over_vocabulary(top_k_kl),
   "objective_loss": objective,
+  "recipe_loss": recipe,
+  "forward_kl": against_teacher(lambda p, q, k: -q),
+  "skewed_forward_kl": against_teacher(skewed_forward),
+  "skewed_reverse_kl": against_teacher(skewed_reverse),
+  "jensen_shannon": against_teacher(jensen_shannon),
+  "top_k_with_tail": top_k_with_tail,
+  "sft_loss": per_token(lambda a, k: -1.0, "logprobs"),
+  "dft_loss": per_token(lambda a, k: -np.exp(a["logprobs"]), "logprobs"),
+  "positive_nll_loss": per_token(lambda a, k: -1.0 * (a["rewards"] > 0)[..., None], "logprobs"),
+  "sample_at": chosen_sample,
+  "xpo_loss": xpo,
 }
+CLOSED_FORMS |= preference_tables.CLOSED_FORMS

@@ -17,7 +17,10 @@ import jaxrl_lm as rl
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jaxrl_lm"
 MATHEMATICS = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
-COMPOSITIONS = {"objectives", "presets"}  # rows of slots: over the mathematics, not part of it
+# One function per loss of another library; the arguments are explained once, in the module.
+PRESETS = {name for name in MATHEMATICS if name.endswith("_presets")}
+# Rows of slots: over the mathematics, not part of it.
+COMPOSITIONS = {"objectives", "preset_parts", "presets"} | PRESETS
 
 # numpy is JAX's own dependency: constants are checked with it while tracing.
 THIRD_PARTY_OF_MATHEMATICS = {"jax", "chex", "numpy"}
@@ -32,7 +35,7 @@ FORBIDDEN = {
 }
 
 # Building blocks of the other modules, not part of `import jaxrl_lm as rl`.
-UNEXPORTED_MODULES = {"checks", "gains", "moments"}
+UNEXPORTED_MODULES = {"categorical", "checks", "gains", "moments", "pairs", "preset_parts"}
 
 # Public functions whose docstring need cite nothing. Modules: bookkeeping of arrays, definitions.
 UNCITED_MODULES = {"groups", "logprobs", "masks"}
@@ -42,6 +45,7 @@ UNCITED_FUNCTIONS = {
   "on_policy_log_ratio": "an identity of differentiation",
   "clamped": "a combinator of levels, which cite",
   "masked_moments": "mean and variance",
+  "sample_at": "an index into an axis",
 }
 
 
@@ -135,7 +139,12 @@ def test_public_names_are_listed_once_and_exist():
   assert all(hasattr(rl, name) for name in rl.__all__)
 
 
-FUNCTIONS = [name for name in rl.__all__ if inspect.isfunction(getattr(rl, name))]
+def module_of(name: str) -> str:
+  return getattr(rl, name).__module__.rpartition(".")[2]
+
+
+PUBLIC = [name for name in rl.__all__ if inspect.isfunction(getattr(rl, name))]
+FUNCTIONS = [name for name in PUBLIC if module_of(name) not in PRESETS]
 CLASSES = [name for name in rl.__all__ if inspect.isclass(getattr(rl, name))]
 
 
@@ -184,9 +193,20 @@ def test_docstrings_of_the_laboratory_state_arguments_and_result(module):
     assert not missing, (node.name, missing)
 
 
-@pytest.mark.parametrize(
-  "name", [name for name in rl.__all__ if inspect.isclass(getattr(rl, name))]
-)
+@pytest.mark.parametrize("name", [name for name in PUBLIC if module_of(name) in PRESETS])
+def test_a_preset_names_its_source_and_its_module_explains_its_arguments(name):
+  preset = getattr(rl, name)
+  doc = inspect.getdoc(preset) or ""
+  assert re.search(r"^Source: (TRL|verl|OpenRLHF|Tunix|NeMo-RL|Liger-Kernel)\b", doc, re.M)
+  described = (inspect.getmodule(preset).__doc__ or "").partition("Arguments:")[2]
+  parameters = inspect.signature(preset).parameters.values()
+  undescribed = [
+    p.name for p in parameters if not re.search(rf"^ .*\b{p.name}\b.*:", described, re.M)
+  ]
+  assert not undescribed
+
+
+@pytest.mark.parametrize("name", CLASSES)
 def test_public_class_has_a_docstring(name):
   doc = inspect.getdoc(getattr(rl, name))
   assert doc

@@ -14,6 +14,10 @@ from experiments.length_bias.setting import grpo, reference_problem
 from jaxrl_lm import sequence_mean
 from jaxrl_lm.exact import bias_variance, kl_divergence, response_probs
 
+pytestmark = (
+  pytest.mark.slow
+)  # a minute of compiling; test_exact_moments asserts the claim by default
+
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):

@@ -13,8 +13,10 @@ from functools import partial
 from typing import Any
 
 import jaxrl_lm as rl
+from tests.parity import distillation_losses as distillation
 from tests.parity import estimators as est
 from tests.parity import other_losses as other
+from tests.parity import preference_losses as preference
 from tests.parity import token_terms as term
 from tests.parity import trl_losses as trl
 from tests.parity import verl_losses as verl
@@ -41,6 +43,7 @@ NO_FUNCTION = {
   "rlax.n_step_bootstrapped_returns": "n-step returns",
   "core_algos.compute_optimal_token_baseline_advantage": "optimal token baseline",
   "core_algos.compute_multi_turn_optimal_token_baseline_advantage": "optimal token baseline",
+  "LigerFusedLinearCosineSimilarityFunction.distillation_loss_fn": "cosine similarity",
 }
 
 
@@ -228,6 +231,89 @@ RLAX = {
   "pg": Composition(term.rlax_policy_gradient, "-Σ `token_mean` · weight · `reinforce`"),
   "entropy": Composition(term.rlax_entropy, "-Σ `token_mean` · weight · `token_entropy`"),
 }
+
+PAIR_LOSS = "mean of "
+PAIRS_OF_SEQUENCES = Composition(
+  preference.paired_logprobs,
+  PAIR_LOSS + "`conservative_dpo_loss` or the loss of its name, of log-prob minus reference; "
+  "SimPO: of chosen - gamma / beta; ORPO: beta · `orpo_loss`",
+  LOOSE,
+)
+VERL["core_algos.compute_value_loss"] = Composition(
+  preference.critic, "Σ weights · `clipped_value_loss`; `value_clip_fraction`", LOOSE
+)
+TRL |= {
+  "DPOTrainer._compute_loss": Composition(
+    preference.trl_dpo,
+    PAIR_LOSS + "the loss of its name, of `sequence_log_ratio`; ipo, sigmoid_norm: of "
+    "`mean_log_ratio`; f_divergence_type: of its score; use_weighting: times `wpo_weights`",
+  ),
+  "KTOTrainer._compute_loss": Composition(
+    preference.trl_kto,
+    PAIR_LOSS + "`kto_loss(baseline=kto_baseline)`; apo_zero_unpaired: `baseline=0`",
+  ),
+  "CPOTrainer.cpo_loss": Composition(
+    preference.trl_cpo,
+    "`simpo_loss`, `conservative_dpo_loss`, `hinge_dpo_loss` or `ipo_loss` of log-probs; alpha: of "
+    "`alpha_divergence_score` of them",
+  ),
+  "ORPOTrainer.odds_ratio_loss": Composition(preference.trl_orpo, "-beta · `orpo_loss`"),
+  "RewardTrainer.compute_loss": Composition(
+    preference.trl_reward_model,
+    PAIR_LOSS + "`bradley_terry_loss` + coefficient · `reward_centering_loss`",
+  ),
+}
+LIGER |= {
+  **{
+    f"LigerFusedLinear{name}Function.preference_loss_fn": PAIRS_OF_SEQUENCES
+    for name in ("DPO", "CPO", "SimPO", "ORPO")
+  },
+  "LigerFusedLinearKTOFunction.preference_loss_fn": Composition(
+    preference.liger_kto, PAIR_LOSS + "`kto_loss(baseline=kl)`"
+  ),
+}
+OPENRLHF |= {
+  "models.loss.DPOLoss": PAIRS_OF_SEQUENCES,
+  **{
+    f"models.loss.{name}": Composition(
+      preference.openrlhf_reward_model, PAIR_LOSS + "`bradley_terry_loss`"
+    )
+    for name in ("PairWiseLoss", "LogExpLoss")
+  },
+  "models.loss.GPTLMLoss": Composition(
+    preference.openrlhf_likelihood, "Σ `token_mean` · `sft_loss` of `next_token_logprobs`"
+  ),
+  "models.loss.ValueLoss": Composition(
+    preference.critic, "Σ weights · `clipped_value_loss` or `value_loss`", LOOSE
+  ),
+}
+TUNIX |= {
+  "sft.dpo.dpo_trainer.dpo_loss_fn": Composition(
+    preference.tunix_dpo,
+    PAIR_LOSS + "`conservative_dpo_loss`; orpo: lambda · `orpo_loss` of `sequence_logprob` (both "
+    "ways, by label_smoothing) - `mean_logprob` of chosen",
+  ),
+  "rl.algo_core.ppo_value_loss_fn": Composition(
+    preference.critic, "Σ `token_mean` · `clipped_value_loss`", LOOSE
+  ),
+}
+
+JSD = "`jensen_shannon`; at the ends 0 and 1 `forward_kl` and `exact_kl`"
+SDPO = "experimental.sdpo.loss_utils.compute_"
+TRL |= {
+  "GKDTrainer.generalized_jsd_loss": Composition(distillation.trl_gkd, "Σ weights · " + JSD),
+  SDPO + "full_logit_self_distillation_loss": Composition(distillation.trl_self_distillation, JSD),
+  SDPO + "topk_self_distillation_loss": Composition(
+    distillation.trl_self_distillation,
+    JSD + ", of `top_k_with_tail` of the student's ids; add_tail false: without its last bucket",
+  ),
+}
+LIGER["LigerFusedLinearJSDFunction.distillation_loss_fn"] = Composition(
+  distillation.liger_jsd, "Σ " + JSD
+)
+OPENRLHF["models.loss.SFTLoss"] = Composition(
+  distillation.openrlhf_sft, "Σ `token_mean` or `sequence_mean` · `sft_loss`", LOOSE
+)
 
 TABLE = {
   "verl": VERL,

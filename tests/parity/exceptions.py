@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tests.parity import preference_checks as check
 from tests.parity import records, results
 from tests.parity.records import Record
 
@@ -132,6 +133,20 @@ def luspo_row(record: Record, i: int, logps: np.ndarray) -> float:
   return float(loss.sum())
 
 
+def divergence_of_the_possible(record: Record, ours: Mapping[str, np.ndarray]) -> None:
+  """Sums over the tokens that both allow, divided by the rows."""
+  beta = record.settings["beta"]
+  z = [record.inputs[f"{x}_logits"] for x in ("student", "teacher")]
+  s, t = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in z)
+  on = (s > 0) & (t > 0)
+  kl = lambda p, q: float(np.sum(p[on] * np.log(p[on] / q[on])))
+  m = beta * t + (1 - beta) * s
+  inside = beta * kl(t, m) + (1 - beta) * kl(s, m)
+  expected = {0.0: kl(t, s), 1.0: kl(s, t)}.get(beta, inside) / len(s)
+  np.testing.assert_allclose(ours["loss"], expected, rtol=1e-9)
+  np.testing.assert_array_equal(ours["grad_student_logits"][~on], 0.0)
+
+
 CAUSES = (
   Cause(
     "no token",
@@ -199,6 +214,67 @@ CAUSES = (
     "do not.",
     numbered("liger_grpo", 16, 17, 19, 27),
     luspo_of_the_counted,
+  ),
+  Cause(
+    "no label",
+    "No label is left and the peer divides 0 by 0: NaN. Ours: loss 0.",
+    numbered("openrlhf_preference", 22),
+    all_zero,
+  ),
+  Cause(
+    "1 - sigmoid",
+    "The derivative sig (1 - sig) has no digits left where it is tiny, and the peer's gradient is "
+    "0 or wrong (the loss agrees). Ours: sig(x) sig(-x).",
+    numbered("trl_dpo", 35, 50),
+    check.tiny_gradient,
+  ),
+  Cause(
+    "score overflow",
+    "exp of a log-ratio above 709: the peer's loss is inf. Ours: a score grows to a quarter of the "
+    "largest float, so that the difference of two is never NaN.",
+    numbered("trl_dpo_fdiv", 1),
+    check.as_large_as_it_gets,
+  ),
+  Cause(
+    "score clamp",
+    "The peer clamps the exponent of its score at 80: no gradient beyond. Ours: unclamped.",
+    numbered("trl_dpo_fdiv", 9),
+    check.without_a_clamp,
+  ),
+  Cause(
+    "log(1 + exp)",
+    "A gap of rewards above 709 on the wrong side is inf with gradient NaN. Ours: linear.",
+    numbered("openrlhf_preference", 16),
+    check.logistic,
+  ),
+  Cause(
+    "log-prob 0",
+    "Odds of a log-prob of exactly 0 make the peer's gradient NaN. Ours: log-probs are read no "
+    "closer to 0 than machine epsilon.",
+    numbered("liger_preference", 34),
+    check.odds_of_epsilon,
+  ),
+  Cause(
+    "odds of an empty row",
+    "A row without a token has log-prob 0 and mean 0 / 0: NaN. Ours: as above, and no gradient "
+    "there.",
+    numbered("tunix_dpo", 9),
+    check.odds_with_an_empty_row,
+  ),
+)
+
+CAUSES += (
+  Cause(
+    "excluded token",
+    "A logit of -inf in both distributions makes the peer's divergence NaN. Ours: it adds 0.",
+    numbered("trl_gkd_jsd", 32, 33, 34),
+    divergence_of_the_possible,
+  ),
+  Cause(
+    "no token to learn",
+    "No token is left and the peer divides 0 by 0: NaN. Ours: loss 0, gradient 0.",
+    numbered("openrlhf_value_sft_kl", 15, 16),
+    all_zero,
   ),
 )
 

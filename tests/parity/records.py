@@ -14,7 +14,7 @@ import numpy as np
 DATA = Path(__file__).parent / "data"
 PEERS = ("verl", "trl", "openrlhf", "liger", "tunix", "rlax")
 ROWS, WIDTH = 8, 12
-INTEGERS = ("index", "labels", "actions", "selected_token_ids")
+INTEGERS = ("index", "labels", "actions", "selected_token_ids", "target")
 NAMES = ("case",)
 
 
@@ -41,10 +41,13 @@ class Record:
 
 
 def load(peer: str) -> list[Record]:
-  """All records of one peer."""
-  with gzip.open(DATA / f"{peer}.json.gz", "rt") as file:
-    content = json.load(file)
-  return [_record(peer, raw, content["batches"]) for raw in content["records"]]
+  """All records of one peer: `<peer>.json.gz` and `<peer>_<topic>.json.gz`."""
+  found = []
+  for path in sorted(DATA.glob(f"{peer}*.json.gz")):
+    with gzip.open(path, "rt") as file:
+      content = json.load(file)
+    found += [_record(peer, raw, content["batches"]) for raw in content["records"]]
+  return found
 
 
 def version(peer: str) -> str:

@@ -84,16 +84,13 @@ READING = """\
 | OpenRLHF | `is_correction_*`, otherwise | factor `rejected` of the log-ratio, of `exact_kl` of token against rest, or of the difference of probabilities, times the raw weight |
 | Tunix | `sequence-mean-token-scale` | `constant_length`, its length `norm` or the padded width |
 | Tunix | `sequence-mean-token-sum-norm` | `sequence_sum`, or `token_sum / norm` |
-"""
-
-LATER = """\
-## Recorded, for later modules
-
-277 more records wait for the modules that compute the same: value losses (`verl_value_loss`, and
-those of OpenRLHF and Tunix PPO), reward models and preferences (`trl_reward_model`, `trl_dpo`,
-`trl_dpo_fdiv`, `trl_kto`, `trl_cpo_orpo`, `tunix_dpo`, `openrlhf_preference`,
-`liger_preference`), distillation (`trl_gkd_jsd`, `liger_distill`), and supervised losses
-(OpenRLHF's SFT and GPT-LM losses).
+| TRL, Liger | `loss_type` of a pair | `dpo_loss` (sigmoid, sigmoid_norm), `hinge_dpo_loss`, `ipo_loss`, `exo_loss`, `robust_dpo_loss`, `nca_loss`, `bco_pair_loss`, `sppo_loss`, `apo_zero_loss`, `apo_down_loss`, `discopop_loss`, `aot_loss`, `aot_unpaired_loss` |
+| TRL | `label_smoothing` of sigmoid | ignored, as there |
+| TRL | `ld_alpha` | `length_desensitized_weights` times the token log-ratios |
+| TRL | `f_divergence_type` | `alpha_divergence_score`: reverse_kl 0, forward_kl 1, alpha_divergence 1 - coefficient; `jensen_shannon_score` |
+| TRL | `alpha` of simpo | `alpha_divergence_score` of the log-probs |
+| OpenRLHF | `ipo=True` | `ipo_loss` of sums; TRL's is of means |
+| OpenRLHF, Tunix, Liger | `label_smoothing` | `conservative_dpo_loss` |
 """
 
 IGNORED = ("mask_dtype", "advantages", "clip_ratio", "rollout_is_weights", "chunk_size", "rewards")
@@ -111,7 +108,7 @@ def text() -> str:
     peers=", ".join(versions[:-1]) + " and " + versions[-1],
   )  # fmt: skip
   sections = [header, *(peer_section(peer, covered) for peer in NAMES), READING]
-  return "\n".join([*sections, exceptions_section(), no_function_section(left_out), LATER])
+  return "\n".join([*sections, exceptions_section(), no_function_section(left_out)])
 
 
 def peer_section(peer: str, covered: list[Record]) -> str:
