@@ -35,6 +35,18 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("jaxrl_lm")
 
 
+SLOW = Path(__file__).with_name("slow.txt")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+  """Marks the tests of slow.txt, beside those that are marked where they stand."""
+  listed = {line for line in SLOW.read_text().splitlines() if not line.startswith("#")}
+  for item in items:
+    if item.nodeid in listed:
+      item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def x64():
   """64-bit numbers for one test."""

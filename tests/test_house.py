@@ -261,6 +261,14 @@ def test_text_is_at_home_on_every_machine(pattern):
   assert not found
 
 
+def test_slow_tests_exist():
+  """A renamed test must not fall back into the default suite unnoticed."""
+  for line in (ROOT / "tests" / "slow.txt").read_text().splitlines():
+    if not line.startswith("#"):
+      file, _, name = line.partition("::")
+      assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), line
+
+
 def test_versions_agree():
   version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
   assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()

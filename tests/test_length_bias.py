@@ -14,9 +14,8 @@ from experiments.length_bias.setting import grpo, reference_problem
 from jaxrl_lm import sequence_mean
 from jaxrl_lm.exact import bias_variance, kl_divergence, response_probs
 
-pytestmark = (
-  pytest.mark.slow
-)  # a minute of compiling; test_exact_moments asserts the claim by default
+# A minute of compiling; by default test_exact_moments asserts the claim.
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
