@@ -48,8 +48,9 @@ tables: install ## rewrite the generated tables: README.md, docs/parity.md, docs
 	$(PY) -c "from experiments.which_grpo import main; main(write=True)"
 	$(PY) -m tests.parity.report
 
-bench: install ## speed of every objective
+bench: install ## speed of every objective, and of sampling
 	$(PY) -m benchmarks.objectives
+	$(PY) -m benchmarks.sampling
 
 clean: ## remove environments, caches and build output; results/ stays
 	rm -rf .venv .venv-newest $(VENV) .jax_cache .hypothesis .pytest_cache .mypy_cache .ruff_cache build dist

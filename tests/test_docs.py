@@ -40,6 +40,20 @@ def test_the_laboratory_shows_what_its_page_says(laboratory: dict[str, Any]) -> 
   assert np.all(laboratory["found"].cosine > 0.85)  # of the surrogate that is not in the table
 
 
+@pytest.mark.slow
+def test_a_sampled_response_is_scored_and_trained_on_as_the_page_says() -> None:
+  text = (DOCS / "lm.md").read_text()
+  blocks = BLOCK.findall(text)
+  assert len(blocks) == text.count("```python")
+  names: dict[str, Any] = {}
+  exec(compile("\n".join(blocks), "lm.md", "exec"), names)
+  samples, gradient = names["samples"], jax.tree.leaves(names["gradient"])
+  assert samples.tokens.shape == (8, 12)
+  np.testing.assert_allclose(names["log_ratio"], 0.0, atol=1e-5)
+  assert all(np.isfinite(x).all() for x in gradient)
+  assert any(np.abs(x).max() > 1e-4 for x in gradient)
+
+
 def test_links_lead_somewhere() -> None:
   for page in DOCS.glob("*.md"):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):

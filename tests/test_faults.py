@@ -25,18 +25,11 @@ from jax.sharding import PartitionSpec as P
 
 import jaxrl_lm as rl
 from tests import preference_tables
+from tests import test_faults_lm as lm_faults
 from tests import test_faults_preferences as preference_faults
 from tests.calls import FUNCTIONS, assert_complete, named, public_calls
 
 NOT_HERE = {
-  "dp_same_seed": "sampling: one key on all devices",
-  "categorical_bf16": "sampling: noise in low precision",
-  "key_reuse": "sampling: the same noise every step",
-  "kv_cache": "model: decoding step by step",
-  "left_pad_pos": "model: positions count padding",
-  "softcap": "model: the head caps its logits",
-  "tied": "model: one embedding stored twice",
-  "retokenize": "rollout: text instead of ids; nothing here takes text",
   "orbax_types": "checkpoints: container types after a restore",
   "data_order": "training: the order of the data after a resume",
   "donation": "training: donated buffers",
@@ -46,18 +39,29 @@ NOT_HERE = {
   "multihost_hang": "training: a branch in front of a collective",
   "fused_parity": "log-probs from hidden states",
 }
-# Faults of critics and preference losses have a file of their own.
+# Faults of critics and preference losses have a file of their own; so have those of models.
 IN_PREFERENCES = ("value_clip", "ref_ignored", "dpo_smoothing")
+IN_LM = (
+  "dp_same_seed",
+  "categorical_bf16",
+  "key_reuse",
+  "kv_cache",
+  "left_pad_pos",
+  "softcap",
+  "tied",
+  "retokenize",
+)
 NUMBER_OF_FAULTS = 70
 
 
 def test_every_fault_is_tested_or_has_a_reason() -> None:
   tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
   tested = {x for x in tested if not x.startswith(("every_", "hazard_"))}
-  assert all(hasattr(preference_faults, f"test_{name}") for name in IN_PREFERENCES)
-  assert not tested & {*NOT_HERE, *IN_PREFERENCES}
-  assert not set(NOT_HERE) & set(IN_PREFERENCES)
-  assert len(tested | {*NOT_HERE, *IN_PREFERENCES}) == NUMBER_OF_FAULTS
+  for names, file in ((IN_PREFERENCES, preference_faults), (IN_LM, lm_faults)):
+    assert all(hasattr(file, f"test_{name}") for name in names)
+    assert not (tested | set(NOT_HERE)) & set(names)
+  assert not tested & set(NOT_HERE)
+  assert len(tested | {*NOT_HERE, *IN_PREFERENCES, *IN_LM}) == NUMBER_OF_FAULTS
 
 
 close = partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7)

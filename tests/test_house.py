@@ -173,13 +173,15 @@ def test_docstring_states_arguments_result_example_and_source(name):
     assert re.search(r"^References?:", doc, re.M), "cites nothing"
 
 
-LABORATORY = sorted(path.stem for path in (PACKAGE / "exact").glob("[a-z]*.py"))
+ROOMS = sorted(
+  f"{room}/{x.stem}" for room in ("exact", "lm") for x in (PACKAGE / room).glob("[a-z]*.py")
+)
 
 
-@pytest.mark.parametrize("module", LABORATORY)
-def test_docstrings_of_the_laboratory_state_arguments_and_result(module):
+@pytest.mark.parametrize("module", ROOMS)
+def test_docstrings_of_laboratory_and_models_state_arguments_and_result(module):
   """Every public function and method with arguments, whether or not it is exported."""
-  tree = ast.parse((PACKAGE / "exact" / f"{module}.py").read_text())
+  tree = ast.parse((PACKAGE / f"{module}.py").read_text())
   scopes = [tree, *(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name[0] != "_")]
   for node in (node for scope in scopes for node in scope.body):
     if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
