@@ -6,7 +6,9 @@ Arrays in, arrays out; time is the last axis, masks are boolean, gains are maxim
 minimised. The modules, in the order of a training step: `logprobs`, `masks`, `advantages`,
 `groups`, `reward_transforms`, `returns`, `whitening`, `loss_weights`, `ratios`, `surrogates`,
 `score_surrogates`, `selection`, `corrections`, `kl`, `kl_control`, `objectives`, `diagnostics`;
-beside it: `process_rewards`, `supervised`, `distillation`, `online_preferences`;
+from hidden states instead of logits: `linear_logprobs`, `linear_policy_loss`,
+`linear_distillation`; beside it: `process_rewards`, `supervised`, `divergences`,
+`distillation`, `online_preferences`;
 critics and preferences: `values`, `reward_models`, `preferences`, `anchored_preferences`,
 `transport_preferences`, `unpaired_preferences`, `reference_free`, `preference_transforms`;
 what other libraries compute under their own names: `presets` and the `*_presets` of each.
@@ -51,7 +53,6 @@ from jaxrl_lm.diagnostics import (
   zero_signal_groups,
 )
 from jaxrl_lm.distillation import (
-  Buckets,
   distillation_advantages,
   forward_kl,
   jensen_shannon,
@@ -59,7 +60,15 @@ from jaxrl_lm.distillation import (
   skewed_reverse_kl,
   top_k_with_tail,
 )
+from jaxrl_lm.divergences import (
+  forward_kl_terms,
+  jensen_shannon_terms,
+  reverse_kl_terms,
+  skewed_forward_kl_terms,
+  skewed_reverse_kl_terms,
+)
 from jaxrl_lm.groups import Groups, from_groups, to_groups
+from jaxrl_lm.kept_tokens import Buckets
 from jaxrl_lm.kl import (
   exact_kl,
   kl_abs,
@@ -71,6 +80,13 @@ from jaxrl_lm.kl import (
   with_reverse_kl_gradient,
 )
 from jaxrl_lm.kl_control import adaptive_kl_coef
+from jaxrl_lm.linear_distillation import (
+  linear_divergence,
+  linear_top_k_kl,
+  linear_top_k_with_tail,
+)
+from jaxrl_lm.linear_logprobs import linear_token_logprobs, linear_token_stats
+from jaxrl_lm.linear_policy_loss import linear_policy_loss, linear_weighted_logprobs
 from jaxrl_lm.logprobs import (
   mean_logprob,
   next_token_logprobs,
@@ -293,6 +309,8 @@ from jaxrl_lm.verl_presets import (
   verl_vanilla,
   verl_with_terms,
 )
+from jaxrl_lm.vocabulary_sharding import VocabularySharding
+from jaxrl_lm.vocabulary_statistics import TokenStats
 from jaxrl_lm.whitening import masked_moments, whiten, whitened_group_centered, whitened_returns
 
 __all__ = [
@@ -331,7 +349,9 @@ __all__ = [
   "Recipe",
   "SAPO",
   "TOPR",
+  "TokenStats",
   "VESPO",
+  "VocabularySharding",
   "adaptive_kl_coef",
   "alpha_divergence_score",
   "aot_loss",
@@ -369,6 +389,7 @@ __all__ = [
   "exo_loss",
   "explained_variance",
   "forward_kl",
+  "forward_kl_terms",
   "from_groups",
   "gae",
   "geometric_mixture",
@@ -387,6 +408,7 @@ __all__ = [
   "is_finished",
   "jensen_shannon",
   "jensen_shannon_score",
+  "jensen_shannon_terms",
   "kl_abs",
   "kl_cov",
   "kl_cov_selection",
@@ -410,6 +432,13 @@ __all__ = [
   "liger_kto",
   "liger_orpo",
   "liger_simpo",
+  "linear_divergence",
+  "linear_policy_loss",
+  "linear_token_logprobs",
+  "linear_token_stats",
+  "linear_top_k_kl",
+  "linear_top_k_with_tail",
+  "linear_weighted_logprobs",
   "log_collision_probability",
   "masked_mean",
   "masked_moments",
@@ -451,6 +480,7 @@ __all__ = [
   "rejected",
   "rejection_sampling",
   "response_mask",
+  "reverse_kl_terms",
   "reward_centering_loss",
   "robust_dpo_loss",
   "sample_at",
@@ -469,7 +499,9 @@ __all__ = [
   "signal_scaled",
   "simpo_loss",
   "skewed_forward_kl",
+  "skewed_forward_kl_terms",
   "skewed_reverse_kl",
+  "skewed_reverse_kl_terms",
   "sppo_loss",
   "step_rewards",
   "terminal_rewards",

@@ -50,27 +50,38 @@ def divergence(logprobs: jax.Array, other: jax.Array) -> jax.Array:
   Returns:
     [...] nats.
   """
-  possible = ~jnp.isneginf(logprobs)
-  logprobs, other = (jnp.where(possible, x, 0.0) for x in (logprobs, other))
-  terms = jnp.exp(logprobs) * (logprobs - other)
-  return jnp.sum(jnp.where(possible, terms, 0.0), axis=-1)
+  return jnp.sum(kl_terms(logprobs, other), axis=-1)
 
 
-def divergence_from_mixture(logprobs: jax.Array, other: jax.Array, share: Any) -> jax.Array:
-  """KL(p || share p + (1 - share) q): at most -log(share), whatever q excludes.
+def kl_terms(logprobs: jax.Array, other: jax.Array) -> jax.Array:
+  """p (log p - log q), elementwise; 0 where p excludes.
 
   Args:
-    logprobs: [..., V] log p. Differentiated.
-    other: [..., V] log q. Differentiated.
-    share: of p in the mixture, in (0, 1).
+    logprobs: log p. Differentiated.
+    other: log q. Differentiated.
 
   Returns:
-    [...] nats.
+    Array like logprobs.
   """
   possible = ~jnp.isneginf(logprobs)
   logprobs, other = (jnp.where(possible, x, 0.0) for x in (logprobs, other))
-  terms = -jnp.exp(logprobs) * _log_mixture(logprobs - other, share)
-  return jnp.sum(jnp.where(possible, terms, 0.0), axis=-1)
+  return jnp.where(possible, jnp.exp(logprobs) * (logprobs - other), 0.0)
+
+
+def mixture_kl_terms(logprobs: jax.Array, other: jax.Array, share: Any) -> jax.Array:
+  """p (log p - log(share p + (1 - share) q)), elementwise: at most -p log(share).
+
+  Args:
+    logprobs: log p. Differentiated.
+    other: log q. Differentiated.
+    share: of p in the mixture, in (0, 1).
+
+  Returns:
+    Array like logprobs.
+  """
+  possible = ~jnp.isneginf(logprobs)
+  logprobs, other = (jnp.where(possible, x, 0.0) for x in (logprobs, other))
+  return jnp.where(possible, -jnp.exp(logprobs) * _log_mixture(logprobs - other, share), 0.0)
 
 
 def rest_logprob(logprobs: jax.Array, kept: jax.Array) -> jax.Array:

@@ -22,24 +22,19 @@ distributions may be sharded over the vocabulary.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_lm import categorical, checks, masks
-
-
-class Buckets(NamedTuple):
-  """K + 1 outcomes instead of V: each kept token, then all others together.
-
-  Attributes:
-    logprobs: [..., T, K + 1] of the student. Differentiated.
-    teacher_logprobs: [..., T, K + 1] of the teacher, -inf in empty slots. Constant.
-  """
-
-  logprobs: jax.Array
-  teacher_logprobs: jax.Array
+from jaxrl_lm import categorical, checks, kept_tokens, masks
+from jaxrl_lm.divergences import (
+  forward_kl_terms,
+  jensen_shannon_terms,
+  skewed_forward_kl_terms,
+  skewed_reverse_kl_terms,
+)
+from jaxrl_lm.kept_tokens import Buckets
 
 
 def forward_kl(
@@ -79,7 +74,7 @@ def forward_kl(
   student, teacher = categorical.two_logprobs(
     logits, mask, temperature, teacher_logits=teacher_logits
   )
-  return masks.zero_masked(categorical.divergence(teacher, student), mask)
+  return masks.zero_masked(jnp.sum(forward_kl_terms(student, teacher), axis=-1), mask)
 
 
 def skewed_forward_kl(
@@ -116,11 +111,11 @@ def skewed_forward_kl(
 
   Reference: Ko et al. 2024 (DistiLLM), arXiv:2402.03898, section 3.1 (skew 0.1).
   """
-  checks.check_range("skew", skew, low=0.0, high=1.0, open_low=True, open_high=True)
   student, teacher = categorical.two_logprobs(
     logits, mask, temperature, teacher_logits=teacher_logits
   )
-  return masks.zero_masked(categorical.divergence_from_mixture(teacher, student, skew), mask)
+  terms = skewed_forward_kl_terms(student, teacher, skew=skew)
+  return masks.zero_masked(jnp.sum(terms, axis=-1), mask)
 
 
 def skewed_reverse_kl(
@@ -156,11 +151,11 @@ def skewed_reverse_kl(
 
   Reference: Ko et al. 2024 (DistiLLM), arXiv:2402.03898, section 3.1 (skew 0.1).
   """
-  checks.check_range("skew", skew, low=0.0, high=1.0, open_low=True, open_high=True)
   student, teacher = categorical.two_logprobs(
     logits, mask, temperature, teacher_logits=teacher_logits
   )
-  return masks.zero_masked(categorical.divergence_from_mixture(student, teacher, skew), mask)
+  terms = skewed_reverse_kl_terms(student, teacher, skew=skew)
+  return masks.zero_masked(jnp.sum(terms, axis=-1), mask)
 
 
 def jensen_shannon(
@@ -200,17 +195,11 @@ def jensen_shannon(
 
   Reference: Agarwal et al. 2024 (GKD), arXiv:2306.13649, eq. 1.
   """
-  checks.check_range("beta", beta, low=0.0, high=1.0)
   student, teacher = categorical.two_logprobs(
     logits, mask, temperature, teacher_logits=teacher_logits
   )
-  beta = jax.lax.stop_gradient(jnp.asarray(beta, student.dtype))
-  inside = (beta > 0) & (beta < 1)
-  beta = jnp.where(inside, beta, 0.5)
-  forward = categorical.divergence_from_mixture(teacher, student, beta)
-  reverse = categorical.divergence_from_mixture(student, teacher, 1.0 - beta)
-  divergence = jnp.where(inside, beta * forward + (1.0 - beta) * reverse, 0.0)
-  return masks.zero_masked(divergence, mask)
+  terms = jensen_shannon_terms(student, teacher, beta=beta)
+  return masks.zero_masked(jnp.sum(terms, axis=-1), mask)
 
 
 def top_k_with_tail(
@@ -261,41 +250,21 @@ def top_k_with_tail(
   Reference: the tail bucket is that of TRL's distillation losses; the bound is the
     data-processing inequality (Cover & Thomas, theorem 2.8.1).
   """
-  teacher = checks.as_constant("teacher_logprobs", teacher_logprobs)
-  ids = checks.check_integer("teacher_ids", teacher_ids)
-  ids = ids.astype(jnp.promote_types(ids.dtype, jnp.int32))
   student = jax.nn.log_softmax(checks.scaled_logits(logits, mask, temperature))
-  checks.check_rank("teacher_logprobs", teacher, 2)
-  checks.check_same_shape(teacher_logprobs=teacher, teacher_ids=ids)
-  kept_shape, vocabulary = teacher.shape, student.shape[-1]
-  checks.check_same_shape(
-    **checks.token_shape(student),
-    **{"teacher_logprobs[..., 0]": jax.ShapeDtypeStruct(kept_shape[:-1], teacher.dtype)},
+  vocabulary = student.shape[-1]
+  shape = checks.token_shape(student)
+  teacher, ids, taken = kept_tokens.check_kept(
+    teacher_logprobs, teacher_ids, mask, vocabulary, **shape
   )
-  if not 1 <= kept_shape[-1] <= vocabulary:
-    raise ValueError(
-      f"teacher_ids must keep 1 to V tokens: teacher_ids is {ids.shape}, logits is {student.shape}"
-    )
-  taken = ~jnp.isneginf(teacher)
-  if mask is not None:
-    taken &= jnp.asarray(mask)[..., None]
 
   every = jnp.arange(vocabulary, dtype=ids.dtype).reshape((1,) * (ids.ndim - 1) + (-1,))
   used = jnp.where(taken, ids, -1)
   kept = jnp.any(used[..., None, :] == every[..., None], axis=-1)
   known = jnp.sum(kept, axis=-1, dtype=jnp.int32) == jnp.sum(taken, axis=-1, dtype=jnp.int32)
-  chosen = _at(student, used, every)
-
-  chosen = jnp.where(taken, chosen, -jnp.inf)
-  student = jnp.concatenate([chosen, categorical.rest_logprob(student, kept)], axis=-1)
-  teacher = jnp.where(taken, teacher, -jnp.inf)
-  rest = _log_of_the_rest(teacher)
-  rest = jnp.where(kept_shape[-1] == vocabulary, -jnp.inf, rest)
-  teacher = jnp.concatenate([teacher, rest], axis=-1)
-  buckets = (jnp.where(known[..., None], x, jnp.nan) for x in (student, teacher))
-  if mask is not None:
-    buckets = (jnp.where(jnp.asarray(mask)[..., None], x, 0.0) for x in buckets)
-  return Buckets(*buckets)
+  student = jnp.concatenate(
+    [_at(student, used, every), categorical.rest_logprob(student, kept)], axis=-1
+  )
+  return kept_tokens.with_rest(student, teacher, taken, known, mask, vocabulary)
 
 
 def distillation_advantages(
@@ -345,10 +314,3 @@ def _at(x: jax.Array, ids: jax.Array, every: jax.Array) -> jax.Array:
 
   chosen = jax.lax.scan(lambda _, ids: (None, one(x, ids)), None, jnp.moveaxis(ids, -1, 0))[1]
   return jnp.moveaxis(chosen, 0, -1)
-
-
-def _log_of_the_rest(logprobs: jax.Array) -> jax.Array:
-  """log(1 - sum of exp), [..., 1]; -inf where nothing is left but rounding."""
-  rest = 1.0 - jnp.sum(jnp.exp(logprobs), axis=-1, keepdims=True)
-  there = rest > 8 * jnp.finfo(rest.dtype).eps
-  return jnp.where(there, jnp.log(jnp.where(there, rest, 1.0)), -jnp.inf)

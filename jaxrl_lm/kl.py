@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_lm import categorical, checks, masks
+from jaxrl_lm.divergences import reverse_kl_terms
 
 
 def kl_k1(logprobs: jax.Array, ref_logprobs: jax.Array, mask: jax.Array) -> jax.Array:
@@ -240,7 +241,7 @@ def exact_kl(
   Reference: Amini et al. 2025, arXiv:2504.10637 (the estimator and its gradient).
   """
   both = categorical.two_logprobs(logits, mask, temperature, ref_logits=ref_logits)
-  return masks.zero_masked(categorical.divergence(*both), mask)
+  return masks.zero_masked(jnp.sum(reverse_kl_terms(*both), axis=-1), mask)
 
 
 def top_k_kl(

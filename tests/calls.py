@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 import jaxrl_lm as rl
-from tests import preference_tables
+from tests import linear_tables, preference_tables
 
 VOCABULARY = 4
 # Presets take no arrays.
@@ -404,6 +404,7 @@ def _calls(dtype: Any) -> Iterator[Call]:
   )
 
   yield from _distillation_calls(call, dtype)
+  yield from linear_tables.calls(call, values, MASK, VOCABULARY, dtype)
   yield from preference_tables.calls(call, values, MASK, WHERE, dtype)
 
 

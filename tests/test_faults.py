@@ -24,7 +24,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxrl_lm as rl
-from tests import preference_tables
+from tests import linear_tables, preference_tables
 from tests import test_faults_lm as lm_faults
 from tests import test_faults_preferences as preference_faults
 from tests.calls import FUNCTIONS, assert_complete, named, public_calls
@@ -37,7 +37,6 @@ NOT_HERE = {
   "clip_norm": "training: the norm of all gradients",
   "zero_grad_step": "training: momentum moves weights without a gradient",
   "multihost_hang": "training: a branch in front of a collective",
-  "fused_parity": "log-probs from hidden states",
 }
 # Faults of critics and preference losses have a file of their own; so have those of models.
 IN_PREFERENCES = ("value_clip", "ref_ignored", "dpo_smoothing")
@@ -684,6 +683,47 @@ def test_padded_vocab(how: str) -> None:
     assert np.isnan(fast.token_logprobs(fix(padded), jnp.array([3])))
 
 
+def test_fused_parity() -> None:
+  """Every option on, uneven lengths: the path from hidden states is the path from logits.
+
+  The fused path had a gradient 100 times as large, for its normaliser was another.
+  linkedin/Liger-Kernel#1082.
+  """
+  rng = np.random.default_rng(0)
+  hidden, matrix = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((2, 3, 5, 4), (11, 4)))
+  mask = jnp.asarray(np.arange(5) < np.array([[5, 1, 3], [0, 2, 4]])[..., None])
+  tokens = jnp.asarray(rng.integers(0, 11, mask.shape))
+  scored = {"mask": mask, "temperature": 0.7}
+  options = {
+    "loss_weights": rl.DAPO.loss_weights(mask),
+    "importance_weights": jnp.asarray(rng.uniform(0.5, 1.5, mask.shape)),
+    "ref_logprobs": jnp.asarray(rng.normal(-2.0, 0.3, mask.shape)),
+    "kl": rl.kl_k3,
+    "kl_coef": 0.1,
+    "entropy_coef": 0.1,
+  }
+  advantages = jnp.asarray(rng.normal(size=(2, 3, 1)))
+  old = jnp.asarray(rng.normal(-2.0, 0.3, mask.shape))
+
+  def plain(hidden: jax.Array, matrix: jax.Array) -> jax.Array:
+    logits = hidden @ matrix.T
+    logprobs, entropy = (
+      rl.token_logprobs(logits, tokens, **scored),
+      rl.token_entropy(logits, **scored),
+    )
+    loss = rl.objective_loss(rl.DAPO, logprobs, old, advantages, mask, entropy=entropy, **options)
+    return loss[0]
+
+  def fused(hidden: jax.Array, matrix: jax.Array) -> jax.Array:
+    logprobs = rl.linear_token_logprobs(hidden, matrix, tokens, **scored)
+    arguments = (hidden, matrix, tokens, logprobs, old, advantages)
+    return rl.linear_policy_loss(rl.DAPO, *arguments, temperature=0.7, mask=mask, **options)[0]
+
+  ours, theirs = (jax.jit(jax.value_and_grad(f, (0, 1)))(hidden, matrix) for f in (fused, plain))
+  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * float(jnp.max(jnp.abs(b))))
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_bf16_batch_noise(dtype: Any) -> None:
   """The same row scored in batches of 1, 2 and 8: |ratio - 1| < 1e-5 from the same logits.
@@ -905,6 +945,7 @@ OTHER: dict[str, dict[str, Any]] = {
 OTHER["recipe_loss"] = {"recipe": rl.trl_cispo(epsilon_high=5.0, beta=0.2, entropy_coef=0.4)}
 OTHER["group_token_mean"] = {"count_empty": True}
 OTHER |= preference_tables.OTHER_CONSTANTS
+OTHER |= linear_tables.OTHER_CONSTANTS
 OTHER |= {
   "forward_kl": {"temperature": 1.0},
   "skewed_forward_kl": {"temperature": 1.0, "skew": 0.2},
@@ -929,6 +970,8 @@ def _constants(name: str) -> set[str]:
   calls = [x for x in public_calls() if x.name == name and x.function is getattr(rl, name)]
   parameters = inspect.signature(getattr(rl, name)).parameters
   arrays = {x for call in calls for x in call.arrays} | {"selected", "segment_ids"}
+  arrays |= linear_tables.NO_EFFECT
+  arrays |= {x for x, p in parameters.items() if p.kind == p.VAR_KEYWORD}
   return set(parameters) - arrays - {"old_logprobs"} if calls else set()
 
 

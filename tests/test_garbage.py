@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import jaxrl_lm as rl
+from tests import linear_tables
 from tests.calls import (
   FUNCTIONS,
   VOCABULARY,
@@ -88,7 +89,8 @@ def test_every_function_with_a_mask_has_a_case() -> None:
   # In each case every array counts somewhere and garbage is put somewhere, but for the masks.
   for call in CALLS:
     free = set(call.arrays) - set(call.unused) - set(MASKS)
-    assert free <= {"weights"}, (call.title, free)  # of multi_reward_normalized, [K]
+    # Of multi_reward_normalized, [K]; of a model.
+    assert free <= {"weights", *linear_tables.HEADS}, (call.title, free)
     for name, unused in call.unused.items():
       assert unused.any(), (call.title, name)
       assert not unused.all(), (call.title, name)

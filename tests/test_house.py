@@ -20,7 +20,7 @@ MATHEMATICS = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
 # One function per loss of another library; the arguments are explained once, in the module.
 PRESETS = {name for name in MATHEMATICS if name.endswith("_presets")}
 # Rows of slots: over the mathematics, not part of it.
-COMPOSITIONS = {"objectives", "preset_parts", "presets"} | PRESETS
+COMPOSITIONS = {"linear_policy_loss", "objectives", "preset_parts", "presets"} | PRESETS
 
 # numpy is JAX's own dependency: constants are checked with it while tracing.
 THIRD_PARTY_OF_MATHEMATICS = {"jax", "chex", "numpy"}
@@ -35,7 +35,21 @@ FORBIDDEN = {
 }
 
 # Building blocks of the other modules, not part of `import jaxrl_lm as rl`.
-UNEXPORTED_MODULES = {"categorical", "checks", "gains", "moments", "pairs", "preset_parts"}
+UNEXPORTED_MODULES = {
+  "categorical",
+  "checks",
+  "gains",
+  "kept_tokens",
+  "moments",
+  "pairs",
+  "preset_parts",
+  "vocabulary_buckets",
+  "vocabulary_divergence",
+  "vocabulary_sharding",
+  "vocabulary_statistics",
+  "vocabulary_sweeps",
+  "vocabulary_tiles",
+}
 
 # Public functions whose docstring need cite nothing. Modules: bookkeeping of arrays, definitions.
 UNCITED_MODULES = {"groups", "logprobs", "masks"}
@@ -46,6 +60,9 @@ UNCITED_FUNCTIONS = {
   "clamped": "a combinator of levels, which cite",
   "masked_moments": "mean and variance",
   "sample_at": "an index into an axis",
+  "linear_token_logprobs": "a definition, as `token_logprobs`",
+  "linear_weighted_logprobs": "linearity of the gradient",
+  "linear_policy_loss": "the chain rule",
 }
 
 
