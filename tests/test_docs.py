@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+
+import jaxrl_lm as rl
+from jaxrl_lm import exact
 
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^<!-- run -->\n```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -58,3 +62,16 @@ def test_links_lead_somewhere() -> None:
   for page in DOCS.glob("*.md"):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
       assert (DOCS / target).exists(), (page.name, target)
+
+
+def test_the_map_names_what_exists() -> None:
+  text = (DOCS / "map.md").read_text()
+  functions = re.findall(r"`(rl|exact)\.(\w+)`", text)
+  assert len(functions) > 25
+  room = {"rl": rl, "exact": exact}
+  assert [name for home, name in functions if name not in room[home].__all__] == []
+  experiments = set(re.findall(r"experiments\.(\w+)", text)) - {"md"}
+  assert [name for name in experiments if not importlib.util.find_spec(f"experiments.{name}")] == []
+  rows = [row.split("|")[1:-1] for row in text.splitlines() if row.startswith("| ")]
+  assert len(rows) == 1 + 13
+  assert all(len(row) == 6 and all(cell.strip() for cell in row) for row in rows)

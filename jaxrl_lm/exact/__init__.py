@@ -16,6 +16,7 @@ from jaxrl_lm.exact.backward_induction import (
   response_probs,
   token_values,
 )
+from jaxrl_lm.exact.credit import credit_moments
 from jaxrl_lm.exact.language import (
   Language,
   enumerate_language,
@@ -38,6 +39,7 @@ __all__ = [
   "chains",
   "count_pretrained_logits",
   "counting",
+  "credit_moments",
   "curl",
   "entropy",
   "enumerate_language",
