@@ -111,7 +111,7 @@ def test_each_gradient(only):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=25)
+@hypothesis.settings(max_examples=12)
 @hypothesis.given(
   count=st.integers(1, 40),
   width=st.integers(1, 9),

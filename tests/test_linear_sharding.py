@@ -109,8 +109,7 @@ LAYOUTS = {
     *(
       pytest.param(kind, devices, layout, function, marks=pytest.mark.slow)
       for kind in (AxisType.Auto, AxisType.Explicit)
-      for devices in (1, 2, 4, 8)
-      for layout in LAYOUTS
+      for devices, layout in [(8, x) for x in LAYOUTS] + [(n, "fsdp") for n in (1, 2, 4)]
       for function in (statistics, weighted)
     ),
   ],
