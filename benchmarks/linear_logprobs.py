@@ -12,7 +12,8 @@ Accuracy: float32 against the same in float64.
 Goals: two sweeps at most 1 % of the memory of logits in memory, one sweep 5 %, both the same for
 any vocabulary; times of at most 1.25 (two sweeps), 1.10 (one) and 1.20 (one, with entropy)
 products. A miss is marked with "!".
-Time: about ten minutes on two cores, most of it PyTorch, whose threads spin (OMP_WAIT_POLICY=passive).
+Time: about ten minutes on two cores, most of it PyTorch, whose threads spin on after their work and
+charge the next candidate (OMP_WAIT_POLICY=passive).
 Command: python -m benchmarks.linear_logprobs [--device] [--rounds 9] [--only memory ...]
 --device: sizes for an accelerator, bfloat16, whatever device JAX finds.
 """
