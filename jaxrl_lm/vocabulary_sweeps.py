@@ -340,10 +340,9 @@ def update(head: Head, part: Tokens, sums: Sums, z: jax.Array, j: jax.Array) -> 
     apart = jax.lax.optimization_barrier((anchor, total, mean))[0]
     squares = jnp.sum(jnp.exp(2.0 * (z - apart[:, None])), axis=1)
     squares += jnp.square(shrink) * sums.squares
-  ids = column_ids(head, j, z.shape[1])
   if sums.best is not None:
     # Not by comparing with the largest: computed twice, a logit need not be equal to itself.
-    here = jnp.take(ids, jnp.argmax(z, axis=1))
+    here = jnp.take(column_ids(head, j, z.shape[1]), jnp.argmax(z, axis=1))
     best = jnp.where(largest > sums.largest, here, sums.best)
 
   column = part.ids - first_id(head, j, z.shape[1])
