@@ -6,26 +6,31 @@ avoids (logits, gradient of hidden states, gradient of the unembedding), run one
 same sizes. On a CPU with `torch` installed also the heads of PyTorch trainers. Candidates are run
 one after another, round after round, each once beforehand; a ratio is the median over the rounds.
 On a CPU the time is that of the process on all cores (a busy machine lengthens the wall, not
-that), elsewhere of the wall.
+that), elsewhere of the wall. Each begins after the same pause: a core that has rested is faster,
+and what the threads of PyTorch do after their work, in a process of its own, is over by then.
 Accuracy: float32 against the same in float64.
 
-Goals: two sweeps at most 1 % of the memory of logits in memory, one sweep 5 %, both the same for
-any vocabulary; times of at most 1.25 (two sweeps), 1.10 (one) and 1.20 (one, with entropy)
+Goals: two sweeps at most 1 % of the memory of logits in memory and the same for any vocabulary, one
+sweep 5 %; times of at most 1.25 (two sweeps), 1.10 (one) and 1.20 (one, with entropy)
 products. A miss is marked with "!".
-Time: about ten minutes on two cores, most of it PyTorch, whose threads spin on after their work and
-charge the next candidate (OMP_WAIT_POLICY=passive).
+Time: about ten minutes on two cores, most of it PyTorch, which may be in an environment of its own,
+named by --torch-python.
 Command: python -m benchmarks.linear_logprobs [--device] [--rounds 9] [--only memory ...]
+  [--torch-python PYTHON]
 --device: sizes for an accelerator, bfloat16, whatever device JAX finds.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import platform
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -36,6 +41,7 @@ from rich.progress import track
 from rich.table import Table
 
 import jaxrl_lm as rl
+from benchmarks.other_process import OtherProcess
 
 PARTS = ("memory", "time", "accuracy")
 
@@ -58,6 +64,8 @@ MEMORY = (
 )
 TIME = (Sizes(4096, 512, 32_768), Sizes(1024, 512, 151_936))
 DEVICE_TIME = (Sizes(16_384, 1024, 151_936), Sizes(16_384, 4096, 128_256))
+TORCH_FILES = ("hidden", "matrix", "tokens", "coefficients", "value", "grad_hidden", "grad_matrix")
+PAUSE = 0.5  # seconds before each candidate
 GOALS = {
   "two sweeps": 1.25,
   "one sweep": 1.10,
@@ -159,46 +167,70 @@ def three_products(hidden: jax.Array, matrix: jax.Array, slope: jax.Array) -> tu
   return tuple(partial(compiled, *part) for part in parts)
 
 
-def candidates(sizes: Sizes, dtype: Any, with_torch: bool) -> dict[str, Callable[[], Any]]:
-  inputs = arrays(sizes, dtype)
-  slope = jax.random.normal(jax.random.key(4), (sizes.tokens, sizes.vocabulary), dtype)
-  products = three_products(*inputs[:2], slope)
+def candidates(inputs: tuple[jax.Array, ...]) -> dict[str, Callable[[], float]]:
+  """Ours by name: each call gives seconds."""
+  hidden, matrix = inputs[:2]
+  slope = jax.random.normal(jax.random.key(4), (len(hidden), len(matrix)), hidden.dtype)
+  products = three_products(hidden, matrix, slope)
   made: dict[str, Callable[[], Any]] = {
     "three products": lambda: [jax.block_until_ready(x()) for x in products]
   }
   for name, method in METHODS.items():
     made[name] = partial(lambda f: jax.block_until_ready(f(*inputs)), gradient(method))
-  if not with_torch:
-    return made
-
-  import torch
-
-  from benchmarks import torch_heads
-
-  tensors = tuple(torch.tensor(np.asarray(x)) for x in inputs)
-  tensors = (*tensors[:2], tensors[2].long(), tensors[3])
-  want = made["logits in memory"]()
-  for name, head in torch_heads.HEADS.items():
-    made[name] = partial(torch_heads.value_and_gradients, head, tensors)
-    got = made[name]()
-    for a, b in zip((want[0], *want[1]), got, strict=True):
-      if not np.max(np.abs(a - b.numpy())) <= 1e-3 * np.max(np.abs(a)):
-        raise SystemExit(f"{name} disagrees")
-  return made
+  return {name: partial(seconds_of, call) for name, call in made.items()}
 
 
-def time_table(sizes: Sizes, dtype: Any, rounds: int, with_torch: bool) -> Table:
-  made = candidates(sizes, dtype, with_torch)
+def seconds_of(call: Callable[[], Any]) -> float:
   clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
+  start = clock()
+  call()
+  return clock() - start
+
+
+def torch_candidates(other: OtherProcess) -> dict[str, Callable[[], float]]:
+  """Heads of PyTorch by name; none if that process has no PyTorch.
+
+  Raises:
+    SystemExit: one of them computes something else than logits in memory do.
+  """
+
+  def call(name: str) -> float:
+    taken, error = other.ask(name)
+    if error > 1e-3:
+      raise SystemExit(f"{name} disagrees by {error:.1e}")
+    return taken
+
+  return {name: partial(call, name) for name in other.answer() or ()}
+
+
+def save(inputs: tuple[jax.Array, ...], folder: str) -> None:
+  """Inputs, and what they should give, for another process."""
+  value, grads = gradient(composed)(*inputs)
+  for name, x in zip(TORCH_FILES, (*inputs, value, *grads), strict=True):
+    np.save(Path(folder) / f"{name}.npy", np.asarray(x))
+
+
+def time_table(sizes: Sizes, dtype: Any, rounds: int, python: str | None) -> Table:
+  inputs = arrays(sizes, dtype)
+  made = candidates(inputs)
+  if python is None:
+    return measured(made, f"{sizes}, {jnp.dtype(dtype)}", rounds)
+  with tempfile.TemporaryDirectory() as folder:
+    save(inputs, folder)
+    with closing(OtherProcess([python, "-m", "benchmarks.torch_heads", folder])) as other:
+      return measured(made | torch_candidates(other), f"{sizes}, {jnp.dtype(dtype)}", rounds)
+
+
+def measured(made: dict[str, Callable[[], float]], title: str, rounds: int) -> Table:
   seconds: dict[str, list[float]] = {name: [] for name in made}
-  for index in track(range(rounds + 1), description=str(sizes), transient=True):
+  for index in track(range(rounds + 1), description=title, transient=True):
     for name, candidate in made.items():
-      start = clock()
-      candidate()
+      time.sleep(PAUSE)
+      taken = candidate()
       if index:  # the first round compiles, and allocates memory
-        seconds[name].append(clock() - start)
+        seconds[name].append(taken)
   base = np.array(seconds["three products"])
-  table = Table(f"{sizes}, {jnp.dtype(dtype)}", "seconds (quartiles)", "of three products")
+  table = Table(title, "seconds (quartiles)", "of three products")
   for name, taken in seconds.items():
     low, median, high = np.percentile(taken, (25, 50, 75))
     ratio = float(np.median(taken / base))
@@ -236,6 +268,7 @@ def main() -> None:
   parser.add_argument("--device", action="store_true", help="sizes for an accelerator, bfloat16")
   parser.add_argument("--rounds", type=int, default=9)
   parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+  parser.add_argument("--torch-python", default=sys.executable, help="that has torch")
   arguments = parser.parse_args()
   console = Console()
   device = jax.devices()[0]
@@ -243,13 +276,11 @@ def main() -> None:
   if "memory" in arguments.only:
     console.print(memory_table())
   if "time" in arguments.only:
-    on_cpu = device.platform == "cpu"
-    with_torch = on_cpu and importlib.util.find_spec("torch") is not None
+    python = arguments.torch_python if device.platform == "cpu" else None
     sizes, dtype = (DEVICE_TIME, jnp.bfloat16) if arguments.device else (TIME, jnp.float32)
     for size in sizes:
-      console.print(time_table(size, dtype, arguments.rounds, with_torch))
-    if on_cpu and not with_torch:
-      console.print("PyTorch is not installed: its heads are left out.")
+      console.print(time_table(size, dtype, arguments.rounds, python))
+    console.print("PyTorch has no rows where it is not installed.")
   if "accuracy" in arguments.only:
     console.print(accuracy_table(MEMORY[0]._replace(width=512)))
 

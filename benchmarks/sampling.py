@@ -22,7 +22,6 @@ Command: python -m benchmarks.sampling [--only rate memory ...] [--torch-python 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import subprocess
@@ -30,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jaxrl_lm as rl
+from benchmarks.other_process import OtherProcess
 from experiments.harness.run import data_path
 from jaxrl_lm.lm import decoding, policy, pretrained, sampling, scoring, truncation
 
@@ -110,35 +111,10 @@ with torch.no_grad():
 """
 
 
-class Transformers:
+def transformers(python: str, folder: Path) -> OtherProcess:
   """A process that generates when asked to."""
-
-  def __init__(self, python: str, folder: Path):
-    sizes = map(str, (ROWS, PROMPT, NEW, os.cpu_count() or 1))
-    self.process = subprocess.Popen(
-      [python, "-c", TRANSFORMERS, str(folder), *sizes],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.DEVNULL,
-      text=True,
-    )
-    self.versions = self.answer()
-
-  def answer(self) -> Any:
-    assert self.process.stdout is not None
-    line = self.process.stdout.readline()
-    return json.loads(line) if line else None
-
-  def ask(self) -> Any:
-    assert self.process.stdin is not None
-    self.process.stdin.write("\n")
-    self.process.stdin.flush()
-    return self.answer()
-
-  def close(self) -> None:
-    assert self.process.stdin is not None
-    self.process.stdin.close()
-    self.process.wait()
+  sizes = map(str, (ROWS, PROMPT, NEW, os.cpu_count() or 1))
+  return OtherProcess([python, "-c", TRANSFORMERS, str(folder), *sizes])
 
 
 def rate(console: Console, python: str) -> int:
@@ -153,12 +129,11 @@ def rate(console: Console, python: str) -> int:
     jax.block_until_ready(call(seed=0))
     with tempfile.TemporaryDirectory() as folder:
       pretrained.save(Path(folder) / "model", model, params)
-      other = Transformers(python, Path(folder) / "model")
-      versions = other.versions
-      for seed in range(ROUNDS):
-        ours.append(timed(partial(call, seed=seed)))
-        theirs += [other.ask()] if versions else []
-      other.close()
+      with closing(transformers(python, Path(folder) / "model")) as other:
+        versions = other.answer()
+        for seed in range(ROUNDS):
+          ours.append(timed(partial(call, seed=seed)))
+          theirs += [other.ask()] if versions else []
     cells = [name]
     for found in filter(None, (ours, theirs)):
       best = np.min(found, axis=0)

@@ -25,7 +25,7 @@ from jaxrl_lm.vocabulary_statistics import TILE_BUDGET, TokenStats
 from jaxrl_lm.vocabulary_sweeps import Slopes, Sums, Wanted, local_sums, sums_and_gradients
 from jaxrl_lm.vocabulary_tiles import Blocks, Head, Tokens, logits_dtype
 
-BLOCK_BUDGET = 2**29  # bytes; 880 tokens of a vocabulary of 151,936
+BLOCK_BUDGET = 2**30  # bytes; 1024 tokens of a vocabulary of 262,144
 
 
 def linear_weighted_logprobs(
