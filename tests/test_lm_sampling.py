@@ -97,6 +97,26 @@ def test_the_frequencies_are_those_of_the_log_probs(options: dict[str, Any], kep
   assert np.all(np.abs(counts - p * tokens.size) < 4 * error)
 
 
+@pytest.mark.parametrize("size", [decoding.BLOCK + 1, 300])
+def test_tokens_of_every_block_come_as_often_as_their_probability(size: int) -> None:
+  """Pearson's statistic over all tokens; the impossible ones, a whole block of them too, never."""
+  draws = 40_000
+  logits = 2.0 * jax.random.normal(jax.random.key(1), (size,))
+  if size == 300:
+    logits = logits.at[128:256].set(-jnp.inf).at[7].set(-jnp.inf)
+  keys = jax.random.split(jax.random.key(2), draws)
+  tokens = jax.jit(jax.vmap(decoding._categorical, (0, None)))(keys, logits)
+  expected = draws * np.asarray(jax.nn.softmax(logits), np.float64)
+  counts = np.bincount(tokens, minlength=size)
+  assert counts.shape == (size,)
+  assert not counts[expected == 0].any()
+  many = expected > 5
+  counts, expected = (np.append(x[many], x[~many].sum()) for x in (counts, expected))
+  freedom = len(counts) - 1
+  statistic = np.sum((counts - expected) ** 2 / np.maximum(expected, 1e-9))
+  assert abs(statistic - freedom) < 5 * np.sqrt(2 * freedom)
+
+
 @pytest.mark.slow
 def test_neighbouring_tokens_rows_and_steps_are_independent() -> None:
   """Of two uniform tokens out of four, 1/4 agree."""

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jaxrl_lm import checks, logprobs
 from jaxrl_lm.lm import scoring, truncation
 
+BLOCK = 128  # ids that are drawn from together
+
 
 class Samples(NamedTuple):
   """Responses, one a row.
@@ -173,12 +175,27 @@ def _draw(
   if rule.min_p is not None:
     kept = truncation.keep_min_p(kept, rule.min_p)
 
-  def noise(row_id: jax.Array) -> jax.Array:
-    key = jax.random.fold_in(jax.random.fold_in(rule.key, row_id), index)
-    return jax.random.gumbel(key, kept.shape[-1:], jnp.float32)
+  def drawn(row_id: jax.Array, row: jax.Array) -> jax.Array:
+    return _categorical(jax.random.fold_in(jax.random.fold_in(rule.key, row_id), index), row)
 
-  token = jnp.argmax(kept + jax.vmap(noise)(rule.row_ids), axis=-1).astype(jnp.int32)
+  token = jax.vmap(drawn)(rule.row_ids, kept)
   untruncated = logprobs.token_logprobs(logits, token, temperature=rule.temperature)
   if rule.top_k is rule.top_p is rule.min_p is None:
     return token, untruncated, untruncated
   return token, logprobs.token_logprobs(kept, token), untruncated
+
+
+def _categorical(key: jax.Array, logits: jax.Array) -> jax.Array:
+  """A token drawn from softmax(logits), [V]: first its block of ids, then the token within it.
+
+  Each by argmax of logits plus Gumbel noise; the logit of a block is the log-sum-exp of its own.
+  The distribution is that of noise on every logit, with V / BLOCK + BLOCK random numbers for V.
+  """
+  size = min(BLOCK, logits.shape[0])
+  padding = -logits.shape[0] % size
+  blocks = jnp.pad(logits, (0, padding), constant_values=-jnp.inf).reshape(-1, size)
+  count = blocks.shape[0]
+  noise = jax.random.gumbel(key, (count + size,), jnp.float32)
+  block = jnp.argmax(jax.nn.logsumexp(blocks, axis=1) + noise[:count])
+  within = jnp.argmax(blocks[block] + noise[count:])
+  return (block * size + within).astype(jnp.int32)

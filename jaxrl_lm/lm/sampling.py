@@ -3,10 +3,12 @@ r"""Samples of a model: prefill and cached decoding in one compiled program.
   y_t ~ q(. | x, y_<t),  q = softmax(keep(z / temperature)),  keep: top-k, then top-p, then min-p
 
 A token is drawn as argmax of logits plus Gumbel noise, both in float32 whatever the model computes
-in. The noise of a token depends on (seed, step, row id, index in the response) and on nothing else,
-so that a row draws the same noise on one device or many, in any batch, beside any other row. The
-tokens are then the same too, up to the rounding of the model's own matrix products, which on some
-devices depends on the shape of the batch: a token differs where two candidates tie within it.
+in: first its block of 128 ids, then the token within it, which is the same distribution from far
+fewer random numbers. The noise of a token depends on (seed, step, row id, index in the response)
+and on nothing else, so that a row draws the same noise on one device or many, in any batch, beside
+any other row. The tokens are then the same too, up to the rounding of the model's own matrix
+products, which on some devices depends on the shape of the batch: a token differs where two
+candidates tie within it.
 
 Every length of prompts, every batch size and every `max_new_tokens` is a compilation of its own.
 `pad_prompts` brings prompts to few lengths.
