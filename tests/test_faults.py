@@ -25,42 +25,46 @@ from jax.sharding import PartitionSpec as P
 
 import jaxrl_lm as rl
 from tests import linear_tables, preference_tables
+from tests import test_faults_checkpoints as checkpoint_faults
 from tests import test_faults_lm as lm_faults
+from tests import test_faults_multihost as multihost_faults
 from tests import test_faults_preferences as preference_faults
 from tests.calls import FUNCTIONS, assert_complete, named, public_calls
 
 NOT_HERE = {
-  "orbax_types": "checkpoints: container types after a restore",
   "data_order": "training: the order of the data after a resume",
   "donation": "training: donated buffers",
   "nan_skip": "training: a step with a NaN gradient",
   "clip_norm": "training: the norm of all gradients",
   "zero_grad_step": "training: momentum moves weights without a gradient",
-  "multihost_hang": "training: a branch in front of a collective",
 }
-# Faults of critics and preference losses have a file of their own; so have those of models.
-IN_PREFERENCES = ("value_clip", "ref_ignored", "dpo_smoothing")
-IN_LM = (
-  "dp_same_seed",
-  "categorical_bf16",
-  "key_reuse",
-  "kv_cache",
-  "left_pad_pos",
-  "softcap",
-  "tied",
-  "retokenize",
-)
+# Faults of critics and preference losses, of models and of training runs have files of their own.
+ELSEWHERE = {
+  preference_faults: ("value_clip", "ref_ignored", "dpo_smoothing"),
+  lm_faults: (
+    "dp_same_seed",
+    "categorical_bf16",
+    "key_reuse",
+    "kv_cache",
+    "left_pad_pos",
+    "softcap",
+    "tied",
+    "retokenize",
+  ),
+  checkpoint_faults: ("orbax_types",),
+  multihost_faults: ("multihost_hang",),
+}
 NUMBER_OF_FAULTS = 70
 
 
 def test_every_fault_is_tested_or_has_a_reason() -> None:
   tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
   tested = {x for x in tested if not x.startswith(("every_", "hazard_"))}
-  for names, file in ((IN_PREFERENCES, preference_faults), (IN_LM, lm_faults)):
+  for file, names in ELSEWHERE.items():
     assert all(hasattr(file, f"test_{name}") for name in names)
     assert not (tested | set(NOT_HERE)) & set(names)
   assert not tested & set(NOT_HERE)
-  assert len(tested | {*NOT_HERE, *IN_PREFERENCES, *IN_LM}) == NUMBER_OF_FAULTS
+  assert len(tested | {*NOT_HERE, *sum(ELSEWHERE.values(), ())}) == NUMBER_OF_FAULTS
 
 
 close = partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7)
