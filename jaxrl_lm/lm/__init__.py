@@ -1,9 +1,12 @@
-"""The systems side: a policy to load, to score with and to sample from; tasks to train it on."""
+"""The systems side: a policy to load, score, sample from and train; tasks; checkpoints."""
 
 from jaxrl_lm.lm.characters import Characters
 from jaxrl_lm.lm.checkpoints import CheckpointError, Checkpoints, Restored
 from jaxrl_lm.lm.decoding import Samples
+from jaxrl_lm.lm.gathered import Gathered
+from jaxrl_lm.lm.micro_batches import Batch, pad_rows
 from jaxrl_lm.lm.number_tasks import addition, countdown, digits
+from jaxrl_lm.lm.optimizers import optimizer
 from jaxrl_lm.lm.partition import param_specs
 from jaxrl_lm.lm.policy import Cache, Model, Output, PolicyConfig, abstract_params, init
 from jaxrl_lm.lm.pretrained import Pretrained, load, save
@@ -12,7 +15,13 @@ from jaxrl_lm.lm.processes import GracefulExit
 from jaxrl_lm.lm.reward_errors import RewardError
 from jaxrl_lm.lm.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from jaxrl_lm.lm.sampling import pad_prompts, sample, stream
-from jaxrl_lm.lm.scoring import response_logprobs
+from jaxrl_lm.lm.scoring import (
+  TokenScores,
+  linear_response_scores,
+  response_logprobs,
+  response_scores,
+  response_values,
+)
 from jaxrl_lm.lm.story_tasks import stories
 from jaxrl_lm.lm.tasks import (
   Component,
@@ -26,13 +35,28 @@ from jaxrl_lm.lm.tasks import (
 )
 from jaxrl_lm.lm.text import Tokenizer
 from jaxrl_lm.lm.token_tasks import first_token, modular_sum
+from jaxrl_lm.lm.train_state import (
+  CriticState,
+  TrainState,
+  batch_sharding,
+  init_state,
+  state_shardings,
+)
+from jaxrl_lm.lm.update_config import CriticConfig, UpdateConfig, kl_cov_tokens
+from jaxrl_lm.lm.update_metrics import CriticMetrics, UpdateMetrics
+from jaxrl_lm.lm.updates import compile_update, update
 
 __all__ = [
+  "Batch",
   "Cache",
   "Characters",
   "CheckpointError",
   "Checkpoints",
   "Component",
+  "CriticConfig",
+  "CriticMetrics",
+  "CriticState",
+  "Gathered",
   "GracefulExit",
   "LinearScaling",
   "Llama3Scaling",
@@ -48,10 +72,16 @@ __all__ = [
   "Samples",
   "Scores",
   "Task",
+  "TokenScores",
   "Tokenizer",
+  "TrainState",
+  "UpdateConfig",
+  "UpdateMetrics",
   "YarnScaling",
   "abstract_params",
   "addition",
+  "batch_sharding",
+  "compile_update",
   "countdown",
   "decode_responses",
   "digits",
@@ -59,15 +89,24 @@ __all__ = [
   "gsm8k",
   "if_finished",
   "init",
+  "init_state",
+  "kl_cov_tokens",
+  "linear_response_scores",
   "load",
   "modular_sum",
+  "optimizer",
   "pad_prompts",
+  "pad_rows",
   "param_specs",
   "per_text",
   "response_logprobs",
+  "response_scores",
+  "response_values",
   "sample",
   "save",
+  "state_shardings",
   "stories",
   "stream",
+  "update",
   "word_problems",
 ]

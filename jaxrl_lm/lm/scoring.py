@@ -1,14 +1,38 @@
-"""The log-probs of responses under a model, by one forward pass over prompt and response."""
+"""What a model says of responses, by one forward pass over prompt and response.
+
+  response_logprobs       log pi(y_t | x, y_<t)
+  response_scores         the same and the entropy of pi(. | x, y_<t), from logits in memory
+  linear_response_scores  the same as that, and logits only in tiles
+  response_values         V(x, y_<t) of a critic
+
+All are at index t for token t. Scorers of one signature: which one an update uses is a slot of its
+configuration, and old log-probs are taken from the same one.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_lm import checks, logprobs, masks
+from jaxrl_lm import checks, linear_logprobs, logprobs, masks
+from jaxrl_lm.vocabulary_sharding import VocabularySharding
+from jaxrl_lm.vocabulary_statistics import TILE_BUDGET
+
+
+class TokenScores(NamedTuple):
+  """What a scorer says of every token of a response; 0 elsewhere.
+
+  Attributes:
+    logprobs: [B, N] log-prob of the token, nats, float32 at least.
+    entropy: [B, N] of the distribution that the token was drawn from, nats; None from a scorer
+      that does not compute it.
+  """
+
+  logprobs: jax.Array
+  entropy: jax.Array | None
 
 
 def response_logprobs(
@@ -46,6 +70,128 @@ def response_logprobs(
     ValueError: shapes do not match, or temperature <= 0.
     TypeError: tokens are not integers, or a mask is not boolean.
   """
+  hidden = _hidden_before(model, params, prompts, prompt_mask, tokens, mask)
+  logits = model.logits(params, hidden)
+  return logprobs.token_logprobs(logits, tokens, mask=mask, temperature=temperature)
+
+
+def response_scores(
+  model: Any,
+  params: Any,
+  prompts: jax.Array,
+  prompt_mask: jax.Array,
+  tokens: jax.Array,
+  mask: jax.Array,
+  *,
+  temperature: Any = 1.0,
+) -> TokenScores:
+  r"""Log-prob and entropy of each response token, from logits in memory.
+
+  log pi(y_t | s_t) and H(pi(. | s_t)), s_t = (x, y_<t); both at the temperature.
+
+  Args:
+    model, params, prompts, prompt_mask, tokens, mask, temperature: as of `response_logprobs`.
+      Both results are differentiated in the parameters.
+
+  Returns:
+    TokenScores.
+
+  Raises:
+    ValueError, TypeError: as `response_logprobs`.
+  """
+  hidden = _hidden_before(model, params, prompts, prompt_mask, tokens, mask)
+  logits = model.logits(params, hidden)
+  return TokenScores(
+    logprobs.token_logprobs(logits, tokens, mask=mask, temperature=temperature),
+    logprobs.token_entropy(logits, mask=mask, temperature=temperature),
+  )
+
+
+def linear_response_scores(
+  model: Any,
+  params: Any,
+  prompts: jax.Array,
+  prompt_mask: jax.Array,
+  tokens: jax.Array,
+  mask: jax.Array,
+  *,
+  temperature: Any = 1.0,
+  sharding: VocabularySharding | None = None,
+  memory_budget: int = TILE_BUDGET,
+) -> TokenScores:
+  r"""`response_scores` without the logits: a tile of them at a time, by `linear_token_stats`.
+
+  The same numbers to rounding, value and gradient, in memory that does not grow with the
+  vocabulary. (Where the model's `head_dtype` is below float32, its logits are rounded to it and
+  those of the tiles are not.)
+
+  Args:
+    model, params, prompts, prompt_mask, tokens, mask, temperature: as of `response_logprobs`.
+    sharding: as of `linear_token_logprobs`; on a mesh bind it with `functools.partial`.
+    memory_budget: as of `linear_token_logprobs`.
+
+  Returns:
+    TokenScores.
+
+  Raises:
+    ValueError, TypeError: as `response_logprobs`.
+  """
+  stats = linear_logprobs.linear_token_stats(
+    _hidden_before(model, params, prompts, prompt_mask, tokens, mask),
+    model.unembedding(params),
+    tokens,
+    mask=mask,
+    temperature=temperature,
+    sharding=sharding,
+    memory_budget=memory_budget,
+  )
+  return TokenScores(stats.logprobs, stats.entropy)
+
+
+def response_values(
+  model: Any,
+  params: Any,
+  prompts: jax.Array,
+  prompt_mask: jax.Array,
+  tokens: jax.Array,
+  mask: jax.Array,
+) -> jax.Array:
+  r"""A critic's value of the state before each response token.
+
+  V(x, y_<t) at index t: the scalar head at the last token of the prompt for t = 0, at token t - 1
+  after that. What `gae` and the value losses take.
+
+  Args:
+    model: with a scalar head; static under jit.
+    params: its parameters. Differentiated.
+    prompts, prompt_mask, tokens, mask: as of `response_logprobs`.
+
+  Returns:
+    [B, N] values, float32 at least, 0 where the mask is False.
+
+  Raises:
+    ValueError: shapes do not match, or the model has no scalar head.
+    TypeError: tokens are not integers, or a mask is not boolean.
+  """
+  output, prompt_mask, mask = _forward(model, params, prompts, prompt_mask, tokens, mask)
+  if output.values is None:
+    raise ValueError("the critic has no scalar head: PolicyConfig(..., scalar_head=True) has one")
+  values = _before(checks.as_float("values", output.values)[..., None], prompt_mask)[..., 0]
+  return masks.zero_masked(values, mask)
+
+
+def _hidden_before(
+  model: Any, params: Any, prompts: Any, prompt_mask: Any, tokens: Any, mask: Any
+) -> jax.Array:
+  """[B, N, D] hidden states, at index t the one that predicts token t of the response."""
+  output, prompt_mask, _ = _forward(model, params, prompts, prompt_mask, tokens, mask)
+  return _before(output.hidden, prompt_mask)
+
+
+def _forward(
+  model: Any, params: Any, prompts: Any, prompt_mask: Any, tokens: Any, mask: Any
+) -> tuple[Any, jax.Array, jax.Array]:
+  """The model's output over prompts and responses, and both masks, checked."""
   prompts, prompt_mask = check_prompts(prompts, prompt_mask)
   tokens = checks.check_integer("tokens", tokens)
   checks.check_rank("tokens", tokens, 2)
@@ -53,11 +199,14 @@ def response_logprobs(
   checks.check_same_shape(**{"prompts[:, 0]": prompts[:, 0], "tokens[:, 0]": tokens[:, 0]})
   real = jnp.concatenate([prompt_mask, mask], axis=1)
   sequences = jnp.where(real, jnp.concatenate([prompts, tokens.astype(prompts.dtype)], axis=1), 0)
-  hidden = model.apply(params, sequences, segment_ids=real.astype(jnp.int32)).hidden
-  width = prompts.shape[1]
-  before = [last_hidden(hidden[:, :width], prompt_mask), hidden[:, width:-1]]
-  logits = model.logits(params, jnp.concatenate(before, axis=1))
-  return logprobs.token_logprobs(logits, tokens, mask=mask, temperature=temperature)
+  output = model.apply(params, sequences, segment_ids=real.astype(jnp.int32))
+  return output, prompt_mask, mask
+
+
+def _before(x: jax.Array, prompt_mask: jax.Array) -> jax.Array:
+  """[B, N, D] of x [B, P + N, D]: at index t what stands at the token before response token t."""
+  width = prompt_mask.shape[1]
+  return jnp.concatenate([last_hidden(x[:, :width], prompt_mask), x[:, width:-1]], axis=1)
 
 
 def last_hidden(hidden: jax.Array, mask: jax.Array) -> jax.Array:
