@@ -2,6 +2,7 @@
 
 from jaxrl_lm.lm.characters import Characters
 from jaxrl_lm.lm.checkpoints import CheckpointError, Checkpoints, Restored
+from jaxrl_lm.lm.data_order import fingerprint
 from jaxrl_lm.lm.decoding import Samples
 from jaxrl_lm.lm.gathered import Gathered
 from jaxrl_lm.lm.micro_batches import Batch, pad_rows
@@ -12,7 +13,10 @@ from jaxrl_lm.lm.policy import Cache, Model, Output, PolicyConfig, abstract_para
 from jaxrl_lm.lm.pretrained import Pretrained, load, save
 from jaxrl_lm.lm.problem_tasks import gsm8k, word_problems
 from jaxrl_lm.lm.processes import GracefulExit
+from jaxrl_lm.lm.pure_training import PureMetrics, PureTrainConfig, make_train
+from jaxrl_lm.lm.reports import Report, Sample
 from jaxrl_lm.lm.reward_errors import RewardError
+from jaxrl_lm.lm.rollouts import Rollout, RolloutConfig, rollout
 from jaxrl_lm.lm.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from jaxrl_lm.lm.sampling import pad_prompts, sample, stream
 from jaxrl_lm.lm.scoring import (
@@ -35,6 +39,7 @@ from jaxrl_lm.lm.tasks import (
 )
 from jaxrl_lm.lm.text import Tokenizer
 from jaxrl_lm.lm.token_tasks import first_token, modular_sum
+from jaxrl_lm.lm.train_config import TrainConfig
 from jaxrl_lm.lm.train_state import (
   CriticState,
   TrainState,
@@ -42,6 +47,7 @@ from jaxrl_lm.lm.train_state import (
   init_state,
   state_shardings,
 )
+from jaxrl_lm.lm.training import train
 from jaxrl_lm.lm.update_config import CriticConfig, UpdateConfig, kl_cov_tokens
 from jaxrl_lm.lm.update_metrics import CriticMetrics, UpdateMetrics
 from jaxrl_lm.lm.updates import compile_update, update
@@ -65,15 +71,22 @@ __all__ = [
   "PolicyConfig",
   "Pretrained",
   "Prompt",
+  "PureMetrics",
+  "PureTrainConfig",
+  "Report",
   "Responses",
   "Restored",
   "RewardError",
+  "Rollout",
+  "RolloutConfig",
   "Rope",
+  "Sample",
   "Samples",
   "Scores",
   "Task",
   "TokenScores",
   "Tokenizer",
+  "TrainConfig",
   "TrainState",
   "UpdateConfig",
   "UpdateMetrics",
@@ -85,6 +98,7 @@ __all__ = [
   "countdown",
   "decode_responses",
   "digits",
+  "fingerprint",
   "first_token",
   "gsm8k",
   "if_finished",
@@ -93,6 +107,7 @@ __all__ = [
   "kl_cov_tokens",
   "linear_response_scores",
   "load",
+  "make_train",
   "modular_sum",
   "optimizer",
   "pad_prompts",
@@ -102,11 +117,13 @@ __all__ = [
   "response_logprobs",
   "response_scores",
   "response_values",
+  "rollout",
   "sample",
   "save",
   "state_shardings",
   "stories",
   "stream",
+  "train",
   "update",
   "word_problems",
 ]

@@ -1,0 +1,259 @@
+r"""From responses to the rows that an update learns from.
+
+  score        old log-probs, by the update's own scorer, never the sampler's; reference; values
+  reward       less a KL penalty where it is configured
+  advantages   once, on whole groups
+  weights      of the loss, once for each minibatch, before it is cut into micro-batches
+
+Arrays are NumPy's between these steps: they are small, and an update puts its rows where it wants
+them. Minibatches are made of whole groups, so that each has its own baselines in it, and weights
+that are taken per group are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_lm import masks, ratios
+from jaxrl_lm.lm import data_order, micro_batches, objective_advantages, scoring
+from jaxrl_lm.lm.micro_batches import Batch
+from jaxrl_lm.lm.objective_advantages import Given
+from jaxrl_lm.lm.placement import Placement
+from jaxrl_lm.lm.rollouts import Rollout
+from jaxrl_lm.lm.train_config import TrainConfig
+from jaxrl_lm.lm.train_state import TrainState
+from jaxrl_lm.returns import kl_shaped_rewards, terminal_rewards
+
+
+def score_rollout(
+  model: Any,
+  config: TrainConfig,
+  state: TrainState,
+  ref_params: Any,
+  rollout: Rollout,
+  placement: Placement,
+) -> Batch:
+  """The rows of a step, before there are advantages and weights: both are 0.
+
+  Args:
+    model: of the policy.
+    config: of the run.
+    state: the parameters that drew the responses, and those of the critic.
+    ref_params: of the reference policy; used if the loss or the reward has a KL term.
+    rollout: the responses.
+    placement: of the rows.
+
+  Returns:
+    Batch of N rows. The mask holds what the loss counts: of samples that could be scored, and if
+    the config says so only of finished ones.
+  """
+  update, drawn = config.update, rollout.samples
+  rows: tuple[Any, ...] = (rollout.prompts, rollout.prompt_mask, drawn.tokens, drawn.mask)
+  parts = config.minibatches * update.micro_batches
+  placed, count = _placed(rows, parts, placement), len(drawn.tokens)
+
+  def logprobs(params: Any) -> Any:
+    scored = _logprobs(
+      placement.scored(model), update.score, params, placed, update.temperature, parts=parts
+    )
+    return np.asarray(scored)[:count]
+
+  ref_logprobs: Any = None
+  old_values: Any = None
+  if config.needs_reference:
+    ref_logprobs = logprobs(ref_params)
+  if update.critic is not None and state.critic is not None:
+    critic = placement.scored(update.critic.model)
+    values = _values(critic, state.critic.params, placed, parts=parts)
+    old_values = np.asarray(values)[:count]
+  nothing: Any = np.zeros(drawn.tokens.shape, np.float32)
+  return Batch(
+    prompts=rows[0],
+    prompt_mask=rows[1],
+    tokens=rows[2],
+    mask=counted(config, rollout),
+    advantages=nothing,
+    loss_weights=nothing,
+    old_logprobs=logprobs(state.params),
+    sampler_logprobs=drawn.logprobs,
+    ref_logprobs=ref_logprobs,
+    old_values=old_values,
+  )
+
+
+def counted(config: TrainConfig, rollout: Rollout) -> Any:
+  """[N, T] the tokens that the loss counts.
+
+  Args:
+    config: of the run.
+    rollout: the responses.
+
+  Returns:
+    The mask.
+  """
+  rows = ~np.isnan(rollout.scores.total)
+  if config.rollout.drop_unfinished:
+    rows &= rollout.samples.finished
+  return rollout.samples.mask & rows[:, None]
+
+
+def with_advantages(config: TrainConfig, batch: Batch, rollout: Rollout) -> Batch:
+  """The rows with advantages, the critic's targets and importance weights.
+
+  Args:
+    config: of the run.
+    batch: of `score_rollout`.
+    rollout: the responses it is of.
+
+  Returns:
+    The batch; the weights of the loss are still 0.
+  """
+  total: Any = rollout.scores.total
+  scored = ~np.isnan(total)
+  arrays = _Arrays(
+    rewards=np.where(scored, total, 0),
+    where=scored,
+    drawn=rollout.samples.mask,
+    components=np.stack([*rollout.scores.components.values()], axis=-1),
+    old_logprobs=batch.old_logprobs,
+    ref_logprobs=batch.ref_logprobs,
+    old_values=batch.old_values,
+    greedy_rewards=rollout.greedy_rewards,
+  )
+  slots = (config.update.objective.advantages, config.advantage_transform, config.reward_kl)
+  groups = (config.rollout.num_prompts, config.rollout.group_size)
+  made: Any = jax.tree.map(np.asarray, _advantages(slots, groups, arrays, config.reward_kl_coef))
+  advantages, returns = made
+  batch = batch._replace(advantages=advantages, returns=returns)
+  if config.importance is None:
+    return batch
+  old, sampler, mask = (
+    jnp.asarray(x) for x in (batch.old_logprobs, batch.sampler_logprobs, batch.mask)
+  )
+  weights: Any = np.asarray(config.importance(ratios.token_log_ratio(old, sampler, mask), mask))
+  return batch._replace(importance_weights=weights)
+
+
+def has_signal(batch: Batch) -> bool:
+  """Whether there is anything to learn: an advantage that is not 0, at a token that counts.
+
+  Args:
+    batch: of `with_advantages`.
+
+  Returns:
+    True if so.
+  """
+  return bool(np.any((np.asarray(batch.advantages) != 0) & np.asarray(batch.mask)))
+
+
+def minibatches(
+  config: TrainConfig, batch: Batch, step: int, placement: Placement
+) -> Iterator[Batch]:
+  """The updates of a step: every epoch visits all groups once, in an order of its own.
+
+  Args:
+    config: of the run.
+    batch: of `with_advantages`. Its old log-probs are those of all of its minibatches.
+    step: of the run.
+    placement: of the rows.
+
+  Returns:
+    Iterator of batches with the weights of the loss, of N / minibatches rows each; more, if empty
+    rows are needed for equal parts.
+  """
+  groups, size = config.rollout.num_prompts, config.rollout.group_size
+  for epoch in range(config.epochs):
+    order = data_order.row_order(groups, seed=config.seed, step=step, epoch=epoch)
+    for chosen in np.split(order, config.minibatches):
+      rows = (chosen[:, None] * size + np.arange(size)[None]).reshape(-1)
+      part = jax.tree.map(lambda x, rows=rows: np.asarray(x)[rows], batch)
+      mask = part.mask.reshape(len(chosen), size, -1)
+      weights: Any = np.asarray(_loss_weights(config.update.objective.loss_weights, mask))
+      part = part._replace(loss_weights=weights.reshape(part.mask.shape))
+      yield micro_batches.pad_rows(part, config.update.micro_batches * placement.shards)
+
+
+class _Arrays(NamedTuple):
+  """What advantages are made of, a row per sample, [N, ..]; greedy rewards are [P]."""
+
+  rewards: Any
+  where: Any
+  drawn: Any
+  components: Any
+  old_logprobs: Any
+  ref_logprobs: Any
+  old_values: Any
+  greedy_rewards: Any
+
+
+@partial(jax.jit, static_argnames=("slots", "groups"))
+def _advantages(
+  slots: tuple[Any, Any, Any], groups: tuple[int, int], arrays: _Arrays, kl_coef: Any
+) -> tuple[jax.Array, jax.Array | None]:
+  """Advantages [N, T or 1] and the critic's targets [N, T] or None."""
+  advantages_slot, transform, reward_kl = slots
+  greedy_rewards = arrays.greedy_rewards
+  rows = arrays._replace(greedy_rewards=None)
+  grouped = jax.tree.map(lambda x: x.reshape(*groups, *x.shape[1:]), rows)
+  mask = grouped.drawn & grouped.where[..., None]
+  rewards, token_rewards = grouped.rewards, terminal_rewards(grouped.rewards, mask)
+  if reward_kl is not None:
+    kl = reward_kl(grouped.old_logprobs, grouped.ref_logprobs, mask)
+    token_rewards = kl_shaped_rewards(token_rewards, kl, mask, kl_coef=kl_coef)
+    rewards -= kl_coef * masks.masked_sum(kl, mask, axis=-1)
+  given = Given(
+    rewards=rewards,
+    where=grouped.where,
+    lengths=masks.lengths(grouped.drawn),
+    mask=mask,
+    token_rewards=token_rewards,
+    component_rewards=jnp.moveaxis(grouped.components, -1, 0),
+    greedy_rewards=greedy_rewards,
+    values=grouped.old_values,
+  )
+  advantages, returns = objective_advantages.advantages_of(advantages_slot, given), None
+
+  def by_row(x: jax.Array) -> jax.Array:
+    return x.reshape(arrays.where.shape[0], -1)
+
+  if given.values is not None:
+    returns = by_row(advantages + given.values)
+  if transform is not None:
+    advantages = transform(jnp.broadcast_to(advantages, mask.shape), mask)
+  return by_row(advantages), returns
+
+
+@partial(jax.jit, static_argnames="slot")
+def _loss_weights(slot: Any, mask: jax.Array) -> jax.Array:
+  return slot(mask)
+
+
+def _placed(rows: tuple[Any, ...], parts: int, placement: Placement) -> Any:
+  """Rows on the devices, with copies of the last one so that they go into equal parts."""
+  missing = -len(rows[0]) % (parts * placement.shards)
+  filled = (np.concatenate([x, np.repeat(x[-1:], missing, axis=0)]) for x in rows)
+  return tuple(map(placement.rows, filled))
+
+
+@partial(jax.jit, static_argnames=("model", "score", "parts"))
+def _logprobs(
+  model: Any, score: Any, params: Any, rows: Any, temperature: Any, *, parts: int
+) -> jax.Array:
+  def one(part: Any) -> jax.Array:
+    return score(model, params, *part, temperature=temperature).logprobs
+
+  return micro_batches.over_parts(one, rows, parts)
+
+
+@partial(jax.jit, static_argnames=("model", "parts"))
+def _values(model: Any, params: Any, rows: Any, *, parts: int) -> jax.Array:
+  def one(part: Any) -> jax.Array:
+    return scoring.response_values(model, params, *part)
+
+  return micro_batches.over_parts(one, rows, parts)
