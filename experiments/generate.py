@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import time
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 from rich.console import Console
+from rich.segment import Segment, Segments
 from rich.text import Text
 
 import jaxrl_lm as rl
@@ -66,8 +68,18 @@ def load(config: Config) -> pretrained.Pretrained:
   return loaded
 
 
+def printable(text: str) -> str:
+  """A text without what a terminal obeys: a model or a file may hold any control character."""
+  return "".join(
+    repr(c)[1:-1] if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text
+  )
+
+
 class Writer:
-  """Prints tokens as text. A character of several tokens comes with the last of them."""
+  """Prints tokens as text. A character of several tokens comes with the last of them.
+
+  What is not a terminal gets the text as it is.
+  """
 
   def __init__(self, console: Console, tokenizer: Any, prompt: Sequence[int], text: str):
     self.console, self.tokenizer, self.ids = console, tokenizer, list(prompt)
@@ -85,7 +97,9 @@ class Writer:
     self._print(self.tokenizer.decode(self.ids)[len(self.shown) :] + "\n", "")
 
   def _print(self, text: str, style: str) -> None:
-    self.console.print(Text(text, style), end="", soft_wrap=True)
+    # A segment and not a `Text`, which drops some characters and expands tabs.
+    text = printable(text) if self.console.is_terminal else text
+    self.console.print(Segments([Segment(text, self.console.get_style(style))]), soft_wrap=True)
 
 
 def ratio_error(
@@ -102,6 +116,7 @@ def ratio_error(
     samples.tokens,
     samples.mask,
     temperature=temperature,
+    valid_vocab=loaded.tokenizer.vocab_size,
   )
   log_ratio = rl.token_log_ratio(scored, samples.untruncated_logprobs, samples.mask)
   return float(jnp.max(jnp.abs(jnp.expm1(log_ratio))))
@@ -132,8 +147,6 @@ def main(config: Config) -> dict[str, Any]:
   loaded = load(config)
   ids = loaded.tokenizer.encode(config.prompt)
   prompts, mask = sampling.pad_prompts([ids])
-  writer = Writer(Console(highlight=False), loaded.tokenizer, ids, config.prompt)
-  marks = [(time.perf_counter(), 0)]
   stream = sampling.stream(
     loaded.model,
     loaded.params,
@@ -147,7 +160,10 @@ def main(config: Config) -> dict[str, Any]:
     top_p=config.top_p,
     min_p=config.min_p,
     stop_tokens=loaded.tokenizer.eos_ids,
+    valid_vocab=loaded.tokenizer.vocab_size,
   )
+  writer = Writer(Console(highlight=False), loaded.tokenizer, ids, config.prompt)
+  marks = [(time.perf_counter(), 0)]
   # Both passes in float32 where products are rounded by default: that is not what is checked.
   with jax.default_matmul_precision("float32"):
     for samples in stream:
@@ -176,15 +192,18 @@ def cli(arguments: Sequence[str] | None = None) -> None:
   """The command line.
 
   Raises:
-    SystemExit: 1 when the ratio is not 1, 2 when an argument or the model is wrong.
+    SystemExit: 1 when the ratio is not 1, 2 when an argument or the model is wrong, 130 when it is
+      interrupted.
   """
   config = tyro.cli(
     Config, args=arguments, prog="python -m experiments.generate", description=__doc__
   )
   try:
     found = main(config)
+  except KeyboardInterrupt:
+    raise SystemExit(130) from None
   except (OSError, TypeError, ValueError, ImportError) as error:
-    print(error, file=sys.stderr)
+    print(printable(str(error)), file=sys.stderr)
     raise SystemExit(2) from None
   if not config.bfloat16 and not found["ratio_error"] < TOLERANCE:
     raise SystemExit(1)

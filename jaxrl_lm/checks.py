@@ -7,6 +7,7 @@ traced, so that constants of an objective may be vmapped over.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
+
+LEAST_TEMPERATURE = 1e-30  # below it, logits divided by it overflow float32
 
 
 def as_float(name: str, x: Any) -> jax.Array:
@@ -81,17 +84,17 @@ def scaled_logits(logits: Any, mask: Any, temperature: Any) -> jax.Array:
   Args:
     logits: [..., T, V]. Differentiated.
     mask: [..., T] bool, or None = all count.
-    temperature: > 0. Differentiated, also where a logit is -inf.
+    temperature: >= LEAST_TEMPERATURE. Differentiated, also where a logit is -inf.
 
   Returns:
     [..., T, V]; a logit of -inf stays -inf.
 
   Raises:
-    ValueError: shapes do not match, or temperature <= 0.
+    ValueError: shapes do not match, or temperature <= 0 or so small that logits overflow.
   """
   logits = as_float("logits", logits)
   check_rank("logits", logits, 2)
-  check_range("temperature", temperature, low=0.0, open_low=True)
+  check_temperature(temperature)
   if mask is not None:
     mask = check_mask(mask, **token_shape(logits))
     logits = jnp.where(mask[..., None], logits, 0.0)
@@ -99,6 +102,22 @@ def scaled_logits(logits: Any, mask: Any, temperature: Any) -> jax.Array:
   excluded = jnp.isneginf(logits)
   scaled = jnp.where(excluded, 0.0, logits) / jnp.asarray(temperature, logits.dtype)
   return jnp.where(excluded, -jnp.inf, scaled)
+
+
+def check_temperature(temperature: Any) -> None:
+  """A temperature is above 0, and not so small that logits divided by it overflow.
+
+  Args:
+    temperature: number; a traced one is not looked at.
+
+  Returns:
+    None.
+
+  Raises:
+    ValueError: it is below LEAST_TEMPERATURE.
+  """
+  check_range("temperature", temperature, low=0.0, open_low=True)
+  check_range("temperature", temperature, low=LEAST_TEMPERATURE)
 
 
 def check_same_shape(**arrays: Any) -> None:
@@ -235,11 +254,56 @@ def check_integer(name: str, x: Any) -> jax.Array:
 
   Raises:
     TypeError: another dtype.
+    ValueError: a number does not fit: without x64, 2**32 + 5 would become 5.
   """
-  x = jnp.asarray(x)
-  if not jnp.issubdtype(x.dtype, jnp.integer):
-    raise TypeError(f"{name} must be integer, got {x.dtype} of shape {x.shape}")
-  return x
+  try:
+    array = jnp.asarray(x)
+  except OverflowError as error:
+    raise ValueError(f"{name} must fit its dtype: {error}") from error
+  except (TypeError, ValueError) as error:
+    raise TypeError(f"{name} must be integer: {error}") from error
+  if not jnp.issubdtype(array.dtype, jnp.integer):
+    raise TypeError(f"{name} must be integer, got {array.dtype} of shape {array.shape}")
+  if isinstance(x, np.ndarray | np.generic) and x.dtype != array.dtype and x.size:
+    bounds = np.iinfo(array.dtype)
+    if x.min() < bounds.min or x.max() > bounds.max:
+      raise ValueError(f"{name} must fit {array.dtype}, got numbers from {x.min()} to {x.max()}")
+  return array
+
+
+def check_whole(
+  name: str, value: Any, *, low: int | None = None, high: int | None = None, static: bool = False
+) -> Any:
+  """A constant is one integer (2.0, True and "3" are none), in a range where it is concrete.
+
+  Args:
+    name: what to call the argument in an error.
+    value: integer, or array of no axes.
+    low, high: ends of the range; None is no end.
+    static: it decides a shape, and may not be traced.
+
+  Returns:
+    A Python int; a traced value as it is.
+
+  Raises:
+    TypeError: it is not an integer, or traced where it may not be.
+    ValueError: it has axes, or is outside of the range.
+  """
+  if isinstance(value, jax.core.Tracer):
+    if static:
+      raise TypeError(f"{name} must be known while tracing, got {value}")
+    check_range(name, check_integer(name, value))
+    return value
+  if np.ndim(value):
+    raise ValueError(f"{name} must be one number, got shape {np.shape(value)}")
+  try:
+    whole = operator.index(value)
+  except TypeError:
+    raise TypeError(f"{name} must be an integer, got {value!r}") from None
+  if isinstance(value, bool | np.bool_):
+    raise TypeError(f"{name} must be an integer, got {value!r}")
+  check_range(name, whole, low=low, high=high)
+  return whole
 
 
 def spread_over_tokens(name: str, x: Any, **like: Any) -> jax.Array:
@@ -294,10 +358,12 @@ def check_range(
 
   Raises:
     ValueError: the value has axes, is outside, or is NaN.
-    TypeError: the value is None (a required constant was not given).
+    TypeError: the value is None (a required constant was not given), or text.
   """
   if value is None:
     raise TypeError(f"{name} is required, got None")
+  if isinstance(value, str):
+    raise TypeError(f"{name} must be a number, got {value!r}")
   if jnp.ndim(value) != 0:
     raise ValueError(f"{name} must be one number, got shape {jnp.shape(value)}")
   check_entries(name, value, low=low, high=high, open_low=open_low, open_high=open_high)

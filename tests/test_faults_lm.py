@@ -175,6 +175,25 @@ def test_softcap() -> None:
     read_config(raw)
 
 
+def test_padded_vocab() -> None:
+  """Logits [2, 1, 0, (pad) 0] of which three ids exist: token 0 is -.407606, with the pad -.493812.
+
+  Nor is the pad drawn: the third column of 1000 uniform draws would come 250 times.
+  InternLM/lmdeploy#3661.
+  """
+  prompts, on = jnp.zeros((250, 1), jnp.int32), jnp.ones((250, 1), bool)
+  logits = jnp.array([[2.0, 1.0, 0.0, 0.0]] * 4)
+  score = jax.jit(scoring.response_logprobs, static_argnums=0)
+  for count, right in ((3, -0.407606), (4, -0.493812)):
+    scored = score(Bigram(4), logits, prompts, on, prompts, on, valid_vocab=count)
+    np.testing.assert_allclose(scored, right, atol=1e-6)
+  uniform = jnp.zeros((4, 4))
+  options: dict[str, Any] = {"seed": 0, "max_new_tokens": 4, "valid_vocab": 3}
+  samples = sampling.sample(Bigram(4), uniform, prompts, on, **options)
+  assert np.unique(samples.tokens).tolist() == [0, 1, 2]
+  np.testing.assert_allclose(samples.logprobs, -np.log(3), rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_tied() -> None:
   """One leaf: d/dE of E (E x) at E = 2, x = 1 is 2 + 2, where two copies would get 2 each.

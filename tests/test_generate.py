@@ -70,6 +70,15 @@ def test_a_character_of_two_tokens_comes_with_the_second_in_its_colour() -> None
   assert stream.getvalue().endswith("\ufffd\n")
 
 
+def test_a_terminal_is_not_told_what_to_do_and_a_file_gets_the_text_as_it_is() -> None:
+  text = "a\x1b[2J\tb\rc\x9b1m[bold]\n"
+  for terminal, shown in ((True, "a\\x1b[2J\tb\\rc\\x9b1m[bold]\n"), (False, text)):
+    stream = io.StringIO(newline="")
+    console = Console(file=stream, force_terminal=terminal, color_system=None, _environ={})
+    generate.Writer(console, Bytes(), [0], text)
+    assert stream.getvalue() == shown
+
+
 def test_colours_go_by_probability() -> None:
   assert [generate.colour(x) for x in (-0.1, -1.0, -4.0, -9.0)] == [
     "cyan",
@@ -98,6 +107,28 @@ def test_a_ratio_that_is_not_1_exits_with_1(
   assert "not judged in bfloat16" in capsys.readouterr().out
 
 
+def test_ids_that_the_tokenizer_lacks_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+  """Of six columns the tokenizer has four; the other two are the likeliest."""
+  padded = jnp.zeros((6, 6)).at[:4, :4].set(CHAIN).at[:, 4:].set(20.0)
+  monkeypatch.setattr(generate, "load", lambda config: Pretrained(Bigram(6), padded, Bytes()))
+  found = generate.main(Config(prompt="-", max_new_tokens=8, chunk=4))
+  assert (found["text"], found["tokens"]) == ("-é", 3)
+  assert found["ratio_error"] < generate.TOLERANCE
+
+
+def test_an_interrupt_ends_it_without_a_traceback(
+  monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+  def interrupted(config: Config) -> Any:
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(generate, "main", interrupted)
+  with pytest.raises(SystemExit) as stop:
+    generate.cli([])
+  assert stop.value.code == 130
+  assert not "".join(capsys.readouterr())
+
+
 @pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize(
   ("arguments", "message"),
@@ -107,6 +138,9 @@ def test_a_ratio_that_is_not_1_exits_with_1(
     (["--max-new-tokens", "300"], "leaves room for"),
     (["--prompt", ""], "prompts must not be empty"),
     (["--chunk", "0"], "chunk must lie in"),
+    (["--seed", "99999999999999999999"], "seed must lie in"),
+    (["--temperature", "1e-38"], "temperature must lie in"),
+    (["--top-k", "5"], "top_k must lie in"),
     (["--temprature", "1"], "--temperature"),
   ],
 )
@@ -116,7 +150,10 @@ def test_what_is_wrong_is_said(
   with pytest.raises(SystemExit) as stop:
     generate.cli(arguments)
   assert stop.value.code == 2
-  assert message in "".join(capsys.readouterr())
+  out, err = capsys.readouterr()
+  assert message in out + err
+  if "--temprature" not in arguments:
+    assert not out  # not even the prompt
 
 
 def test_the_absence_of_the_default_model_says_what_to_do(

@@ -104,7 +104,22 @@ def test_an_unknown_id_is_nan_and_stays_in_its_row(unknown, alone):
   model, params = policy(CONFIG)
   hidden = forward(model, params, jnp.array([[*A[:3], unknown], B], jnp.int32)).hidden
   assert np.isnan(hidden[0, 3]).all()
+  assert np.array_equal(hidden[0, :3], alone[0, :3])
   assert np.array_equal(hidden[1], alone[1])
+
+
+def test_an_unknown_id_stays_in_its_segment_and_what_comes_after(together, alone):
+  """In the rows of ROWS, so that it shares their compilation; NaN times a weight of 0 is NaN."""
+  model, params = policy(CONFIG)
+  tokens, segments = (np.array(x, np.int32) for x in zip(*ROWS.values(), strict=True))
+  rows = [list(ROWS).index(name) for name in ("packed", "interleaved")]
+  tokens[rows, 2] = 12  # of A; in the second row its second token
+  hidden = np.asarray(forward(model, params, jnp.array(tokens), segment_ids=segments).hidden)
+  for row, first in zip(rows, (2, 1), strict=True):
+    of_a, of_b = (np.flatnonzero(segments[row] == segment) for segment in (1, 2))
+    np.testing.assert_array_equal(hidden[row, of_b], together.hidden[row, of_b])
+    np.testing.assert_array_equal(hidden[row, of_a[:first]], together.hidden[row, of_a[:first]])
+    assert np.isnan(hidden[row, of_a[first:]]).all()
 
 
 @pytest.mark.parametrize(
@@ -417,21 +432,53 @@ def test_rotary_pairs_are_adjacent_or_half_a_head_apart():
   [
     ({"num_kv_heads": 3}, "num_heads must be a multiple of num_kv_heads, got 4 and 3"),
     ({"head_dim": 5}, "head_dim must be even"),
-    ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
-    ({"sliding_window": 0}, "sliding_window must be at least 1"),
+    ({"num_layers": 0}, r"num_layers must lie in \[1, 2147483647\], got 0"),
+    ({"num_layers": 2.0}, "num_layers must be an integer, got 2.0"),
+    ({"num_layers": True}, "num_layers must be an integer, got True"),
+    ({"hidden_size": "16"}, "hidden_size must be an integer, got '16'"),
+    ({"vocab_size": 10**12}, "vocab_size must lie in"),
+    ({"sliding_window": 0}, r"sliding_window must lie in \[1, inf\), got 0"),
+    ({"sliding_window": 2.5}, "sliding_window must be an integer"),
     ({"compute_dtype": "int32"}, "compute_dtype must be a floating dtype, got int32"),
+    ({"norm_eps": -1.0}, "norm_eps must lie in"),
+    ({"norm_eps": float("nan")}, "norm_eps must lie in"),
+    ({"norm_eps": None}, "norm_eps must be a number, got None"),
+    ({"tied": "false"}, "tied must be True or False, got 'false'"),
+    ({"rope": None}, "rope must be a Rope, got None"),
   ],
 )
 def test_an_impossible_configuration_is_an_error(change, message):
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises((TypeError, ValueError), match=message):
     dataclasses.replace(CONFIG, **change)
+
+
+@pytest.mark.parametrize(
+  ("make", "message"),
+  [
+    (lambda: lm.Rope(0.0), r"theta must lie in \(0.0, inf\), got 0.0"),
+    (lambda: lm.Rope(-1.0), "theta must lie in"),
+    (lambda: lm.Rope("1e4"), "theta must be a number, got '1e4'"),
+    (lambda: lm.Rope(1.0, lm.YarnScaling(2.0, 16)), "theta must be above 1 with YarnScaling"),
+    (lambda: lm.LinearScaling(0.0), "factor must lie in"),
+    (lambda: lm.LinearScaling(float("nan")), "factor must lie in"),
+    (lambda: lm.Llama3Scaling(8.0, 4.0, 4.0, 16), "low_freq_factor must be below high_freq_factor"),
+    (lambda: lm.YarnScaling(-2.0, 16), "factor must lie in"),
+    (lambda: lm.YarnScaling(2.0, 16, 1.0, 32.0), "beta_fast must not be below beta_slow"),
+  ],
+)
+def test_an_impossible_rotation_is_an_error(make, message):
+  with pytest.raises((TypeError, ValueError), match=message):
+    make()
 
 
 @pytest.mark.parametrize(
   ("inputs", "error", "message"),
   [
     ({"tokens": np.zeros((1, 3))}, TypeError, "tokens must be integer"),
-    ({"tokens": np.zeros(3, int)}, ValueError, r"tokens must be \[B, T\], got shape \(3,\)"),
+    ({"tokens": np.zeros(3, int)}, ValueError, r"tokens must be \[B, T\] .*, got shape \(3,\)"),
+    ({"tokens": np.zeros((0, 3), int)}, ValueError, r"B, T >= 1, got shape \(0, 3\)"),
+    ({"tokens": np.zeros((2, 0), int)}, ValueError, r"B, T >= 1, got shape \(2, 0\)"),
+    ({"tokens": np.array([[2**32 + 5]])}, ValueError, "tokens must fit int32"),
     ({"tokens": np.zeros((1, 33), int)}, ValueError, "33 in a row, max_length is 32"),
     ({"segment_ids": np.ones((1, 4), int)}, ValueError, "segment_ids must have the shape of"),
     ({"segment_ids": np.ones((1, 3), bool)}, TypeError, "segment_ids must be integer"),
@@ -448,7 +495,27 @@ def test_bad_input_is_an_error_that_names_it(inputs, error, message):
     model.apply(params, **inputs)
 
 
-def test_an_empty_cache_is_an_error():
-  for size, name in (((0, 4), "batch"), ((1, 0), "length")):
-    with pytest.raises(ValueError, match=f"{name} must lie in"):
+def test_an_impossible_cache_is_an_error():
+  for size, message in (
+    ((0, 4), "batch must lie in"),
+    ((1, 0), "length must lie in"),
+    ((1, 2.5), "length must be an integer"),
+  ):
+    with pytest.raises((TypeError, ValueError), match=message):
       policy(CONFIG)[0].init_cache(*size)
+
+
+@pytest.mark.parametrize("change", [{"num_kv_heads": 4}, {"num_layers": 1}, {"scan_layers": True}])
+def test_a_cache_of_another_model_is_an_error(change):
+  model, params = policy(CONFIG)
+  other = lm.abstract_params(dataclasses.replace(CONFIG, **change))[0]
+  with pytest.raises(ValueError, match="cache must be one of this model: its keys are"):
+    model.apply(params, np.zeros((1, 1), int), cache=other.init_cache(1, 4))
+
+
+def test_an_embedding_that_is_split_over_an_explicit_mesh_is_an_error():
+  model, params = policy(CONFIG)
+  mesh = jax.make_mesh((2,), ("tensor",), (AxisType.Explicit,), devices=jax.devices()[:2])
+  split = jax.device_put(params["embedding"], NamedSharding(mesh, PartitionSpec("tensor")))
+  with pytest.raises(ValueError, match="params must not be split over an Explicit mesh"):
+    jax.eval_shape(lambda p: model.apply(p, np.zeros((1, 1), int)), params | {"embedding": split})

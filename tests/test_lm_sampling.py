@@ -44,7 +44,7 @@ def left() -> tuple[jax.Array, jax.Array]:
   return sampling.pad_prompts(PROMPTS, length=5)
 
 
-draw = partial(sampling.sample, seed=5, max_new_tokens=LONGEST, stop_tokens=STOPS, temperature=0.7)
+draw = partial(sampling.sample, seed=1, max_new_tokens=LONGEST, stop_tokens=STOPS, temperature=0.7)
 score = jax.jit(scoring.response_logprobs, static_argnums=0)
 
 
@@ -196,7 +196,7 @@ def test_the_loop_ends_when_all_rows_have() -> None:
 def test_a_stream_gives_the_same_tokens_as_they_come() -> None:
   """Uniform over 8 tokens of which one ends the response."""
   model, params, prompts, mask = bigram(np.zeros(8), rows=4)
-  options = {"seed": 1, "max_new_tokens": 12, "stop_tokens": (3,)}
+  options = {"seed": 3, "max_new_tokens": 12, "stop_tokens": (3,)}
   whole = sampling.sample(model, params, prompts, mask, **options)
   parts = list(sampling.stream(model, params, prompts, mask, chunk=5, **options))
   # After 1, 6, 11 and all 12 tokens; what was yielded first is still there.

@@ -53,7 +53,7 @@ def read_json(path: Path) -> dict[str, Any]:
   """
   try:
     value = json.loads(path.read_text())
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise ValueError(f"{path} is not JSON: {error}") from error
   if not isinstance(value, dict):
     raise ValueError(f"{path} must hold an object, got {type(value).__name__}")
@@ -103,15 +103,16 @@ def open_tensors(folder: Path) -> Iterator[Tensors]:
   with contextlib.ExitStack() as stack:
     for shard in sorted(set(index.values())) if index else [SINGLE]:
       file = stack.enter_context(_open(folder / shard))
-      files |= dict.fromkeys(file.keys(), file)
-      lacking = {name for name, place in index.items() if place == shard} - set(file.keys())
-      if lacking:
+      stored = set(file.keys())
+      # What a shard has beside is another's: the index says whose.
+      names = {name for name, place in index.items() if place == shard} if index else stored
+      if lacking := names - stored:
         raise ValueError(
           f"{folder / shard} has no tensor {min(lacking)}, which {INDEX} says is there"
         )
-    unlisted = set(files) - set(index)
-    if index and unlisted:
-      raise ValueError(f"{folder}: tensor {min(unlisted)} is in a shard, but not in {INDEX}")
+      if index and (unlisted := stored - set(index)):
+        raise ValueError(f"{folder}: tensor {min(unlisted)} is in a shard, but not in {INDEX}")
+      files |= dict.fromkeys(sorted(names), file)
     yield Tensors(folder, files)
 
 
@@ -123,6 +124,11 @@ def _index(folder: Path) -> dict[str, str]:
     index = read_json(folder / INDEX).get("weight_map")
     if not isinstance(index, dict) or not index:
       raise ValueError(f"{folder / INDEX} has no weight_map")
+    for name, shard in index.items():
+      # A file of this folder: no path that leads elsewhere.
+      plain = isinstance(shard, str) and shard == Path(shard).name
+      if not plain or not shard or shard == ".." or "\0" in shard:
+        raise ValueError(f"{folder / INDEX}: {name} must be in a file of the folder, not {shard!r}")
     if missing := [name for name in sorted(set(index.values())) if not (folder / name).is_file()]:
       raise FileNotFoundError(f"{folder}: shard {missing[0]} of {INDEX} is missing")
     return index

@@ -6,13 +6,16 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
-from jaxrl_lm.lm.rope import Rope
+from jaxrl_lm import checks
+from jaxrl_lm.lm.rope import Rope, check_positive
 
 _SIZES = (
   *("vocab_size", "hidden_size", "intermediate_size", "num_layers"),
   *("num_heads", "num_kv_heads", "head_dim", "max_length"),
 )
+_FLAGS = ("tied", "qkv_bias", "output_bias", "qk_norm", "scalar_head", "remat", "scan_layers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +76,13 @@ class PolicyConfig:
         raise ValueError(f"{name} must be a floating dtype, got {dtype}")
       object.__setattr__(self, name, dtype)
     for name in _SIZES:
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+      checks.check_whole(name, getattr(self, name), low=1, high=2**31 - 1, static=True)
+    for name in _FLAGS:
+      if not isinstance(getattr(self, name), bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+    if not isinstance(self.rope, Rope):
+      raise TypeError(f"rope must be a Rope, got {self.rope!r}")
+    check_positive("norm_eps", self.norm_eps)
     if self.num_heads % self.num_kv_heads:
       raise ValueError(
         f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and "
@@ -82,5 +90,5 @@ class PolicyConfig:
       )
     if self.head_dim % 2:
       raise ValueError(f"head_dim must be even for rotary pairs, got {self.head_dim}")
-    if self.sliding_window is not None and self.sliding_window < 1:
-      raise ValueError(f"sliding_window must be at least 1, got {self.sliding_window}")
+    if self.sliding_window is not None:
+      checks.check_whole("sliding_window", self.sliding_window, low=1, static=True)

@@ -48,6 +48,7 @@ class Rule(NamedTuple):
     top_k, top_p, min_p: None = off.
     stop_tokens: [S] int32, S >= 0.
     pad_id: int32.
+    valid_vocab: int32 number of ids that exist; None = all.
   """
 
   key: jax.Array
@@ -58,6 +59,7 @@ class Rule(NamedTuple):
   min_p: jax.Array | None
   stop_tokens: jax.Array
   pad_id: jax.Array
+  valid_vocab: jax.Array | None = None
 
 
 class Progress(NamedTuple):
@@ -162,7 +164,7 @@ def _draw(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """A token per row, its log-prob under what it was drawn from, and the untruncated one."""
   # Float32 before any noise: in bfloat16 the noise ties, and ties go to the smaller ids.
-  logits = checks.as_float("logits", logits)
+  logits = truncation.keep_valid(checks.as_float("logits", logits), rule.valid_vocab)
   if rule.temperature is None:
     token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     untruncated = logprobs.token_logprobs(logits, token)
@@ -190,12 +192,18 @@ def _categorical(key: jax.Array, logits: jax.Array) -> jax.Array:
 
   Each by argmax of logits plus Gumbel noise; the logit of a block is the log-sum-exp of its own.
   The distribution is that of noise on every logit, with V / BLOCK + BLOCK random numbers for V.
+
+  Resolution: the noise's uniform numbers lie on a grid of 2^-46 near 0, where the tail of the noise
+  comes from (JAX's default grid of 2^-23 draws a token of 1e-7 half as often as it should). So
+  frequencies are right down to 2^-46 of a block among blocks and of a token in its block, and
+  below it such tokens are not drawn. The sum of a logit and its noise has 24 bits: two candidates
+  tie about once in 10^6 draws, and the smaller id wins.
   """
   size = min(BLOCK, logits.shape[0])
   padding = -logits.shape[0] % size
   blocks = jnp.pad(logits, (0, padding), constant_values=-jnp.inf).reshape(-1, size)
   count = blocks.shape[0]
-  noise = jax.random.gumbel(key, (count + size,), jnp.float32)
+  noise = jax.random.gumbel(key, (count + size,), jnp.float32, mode="high")
   block = jnp.argmax(jax.nn.logsumexp(blocks, axis=1) + noise[:count])
   within = jnp.argmax(blocks[block] + noise[count:])
   return (block * size + within).astype(jnp.int32)

@@ -9,8 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxrl_lm import checks
 from jaxrl_lm.lm.config import PolicyConfig
-from jaxrl_lm.lm.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling, yarn_magnitude
+from jaxrl_lm.lm.rope import (
+  LinearScaling,
+  Llama3Scaling,
+  Rope,
+  YarnScaling,
+  check_positive,
+  yarn_magnitude,
+)
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -36,20 +44,28 @@ def read_config(raw: dict[str, Any]) -> PolicyConfig:
     The configuration.
 
   Raises:
-    ValueError: the architecture is unknown, a setting is unsupported, or a size is missing.
+    ValueError: the architecture is unknown, a setting is unsupported, out of its range or of
+      another type, or a size is missing.
   """
+  try:
+    return _policy_config(raw)
+  except (TypeError, ValueError) as error:
+    raise ValueError(f"config.json: {error}") from error
+
+
+def _policy_config(raw: dict[str, Any]) -> PolicyConfig:
   model_type = raw.get("model_type")
   if model_type not in MODEL_TYPES:
     raise ValueError(
-      f"config.json: model_type {model_type!r} is not supported; it must be one of "
-      f"{', '.join(MODEL_TYPES)}"
+      f"model_type {model_type!r} is not supported; it must be one of {', '.join(MODEL_TYPES)}"
     )
   for key, value in _ONLY.items():
     if raw.get(key, value) not in (value, None):
-      raise ValueError(f"config.json: {key} = {raw[key]!r} is not supported, only {value!r}")
+      raise ValueError(f"{key} = {raw[key]!r} is not supported, only {value!r}")
 
   hidden_size, num_heads = _size(raw, "hidden_size"), _size(raw, "num_attention_heads")
-  biased = bool(raw.get("attention_bias")) and model_type in ("llama", "qwen3")
+  biased = _flag(raw, "attention_bias") and model_type in ("llama", "qwen3")
+  default_head = 128 if model_type == "qwen3" else max(hidden_size // num_heads, 1)
   return PolicyConfig(
     vocab_size=_size(raw, "vocab_size"),
     hidden_size=hidden_size,
@@ -57,11 +73,11 @@ def read_config(raw: dict[str, Any]) -> PolicyConfig:
     num_layers=_size(raw, "num_hidden_layers"),
     num_heads=num_heads,
     num_kv_heads=_num_kv_heads(raw, model_type, num_heads),
-    head_dim=raw.get("head_dim") or (128 if model_type == "qwen3" else hidden_size // num_heads),
+    head_dim=_size(raw, "head_dim", default_head),
     max_length=_size(raw, "max_position_embeddings"),
     rope=_rope(raw),
-    norm_eps=raw.get("rms_norm_eps", 1e-6),
-    tied=bool(raw.get("tie_word_embeddings", False)),
+    norm_eps=_number({"rms_norm_eps": 1e-6} | raw, "rms_norm_eps"),
+    tied=_flag(raw, "tie_word_embeddings"),
     qkv_bias=biased or model_type == "qwen2",
     output_bias=biased,
     qk_norm=model_type == "qwen3",
@@ -69,55 +85,80 @@ def read_config(raw: dict[str, Any]) -> PolicyConfig:
   )
 
 
-def _size(raw: dict[str, Any], key: str) -> int:
-  if raw.get(key) is None:
-    raise ValueError(f"config.json: {key} is missing")
-  return int(raw[key])
+def _size(raw: dict[str, Any], key: str, default: int | None = None) -> int:
+  """A whole number above 0; missing or null is the default, without one an error."""
+  value = default if raw.get(key) is None else raw[key]
+  if value is None:
+    raise ValueError(f"{key} is missing")
+  return int(checks.check_whole(key, value, low=1))
+
+
+def _number(raw: dict[str, Any], key: str, default: float | None = None) -> float:
+  """A finite number above 0; missing or null is the default, without one an error."""
+  value: Any = default if raw.get(key) is None else raw[key]
+  check_positive(key, value)
+  return float(value)
+
+
+def _flag(raw: dict[str, Any], key: str, *, default: bool = False) -> bool:
+  value = default if raw.get(key) is None else raw[key]
+  if not isinstance(value, bool):
+    raise TypeError(f"{key} must be true or false, got {value!r}")
+  return value
 
 
 def _num_kv_heads(raw: dict[str, Any], model_type: str, num_heads: int) -> int:
   """Null means as many as query heads everywhere; a missing key only in Llama."""
   if "num_key_value_heads" not in raw and model_type != "llama":
-    raise ValueError("config.json: num_key_value_heads is missing")
-  return int(raw.get("num_key_value_heads") or num_heads)
+    raise ValueError("num_key_value_heads is missing")
+  return _size(raw, "num_key_value_heads", num_heads)
 
 
 def _sliding_window(raw: dict[str, Any], model_type: str) -> int | None:
   """The window of all layers. Qwen's is off unless switched on, and may begin at some layer."""
+  window = {"sliding_window": 4096} | raw
   if model_type == "mistral":
-    return raw.get("sliding_window", 4096)
-  if model_type == "llama" or not raw.get("use_sliding_window", False):
+    return None if window["sliding_window"] is None else _size(window, "sliding_window")
+  if model_type == "llama" or not _flag(raw, "use_sliding_window"):
     return None
   layers = _size(raw, "num_hidden_layers")
-  first = raw.get("max_window_layers", 28)
-  kinds = raw.get("layer_types") or [
-    "sliding_attention" if i >= first else "full_attention" for i in range(layers)
-  ]
-  window = raw.get("sliding_window", 4096)
-  if window is None or set(kinds) == {"full_attention"}:
+  first = checks.check_whole("max_window_layers", raw.get("max_window_layers", 28), low=0)
+  kinds = raw.get("layer_types")
+  if kinds is None:
+    # Two of them say whether the layers differ, however many there are.
+    kinds = ["full_attention"] * (first > 0) + ["sliding_attention"] * (first < layers)
+  if window["sliding_window"] is None or set(kinds) == {"full_attention"}:
     return None
   if set(kinds) != {"sliding_attention"}:
     key = "layer_types" if raw.get("layer_types") else "max_window_layers"
     raise ValueError(
-      f"config.json: {key} = {raw.get(key, first)!r} is not supported: layers with and without a "
-      f"sliding window (of {layers})"
+      f"{key} = {raw.get(key, first)!r} is not supported: layers with and without a sliding window "
+      f"(of {layers})"
     )
-  return window
+  return _size(window, "sliding_window")
 
 
 def _rope(raw: dict[str, Any]) -> Rope:
-  settings = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+  """Of either spelling. Of both where they say the same: which one counts is not agreed on."""
+  keys = [key for key in ("rope_parameters", "rope_scaling") if raw.get(key)]
+  ropes = [_rope_of(raw, key) for key in keys or ["rope_scaling"]]
+  if ropes[0] != ropes[-1]:
+    raise ValueError("rope_parameters and rope_scaling contradict each other: keep one of them")
+  return ropes[0]
+
+
+def _rope_of(raw: dict[str, Any], name: str) -> Rope:
+  settings = raw.get(name) or {}
+  if not isinstance(settings, dict):
+    raise TypeError(f"{name} must be an object, got {settings!r}")
   if any(isinstance(value, dict) for value in settings.values()):
-    raise ValueError(
-      f"config.json: rope_parameters = {settings!r} is not supported: one for each layer type"
-    )
+    raise ValueError(f"{name} = {settings!r} is not supported: one for each layer type")
   if settings.get("partial_rotary_factor", 1.0) not in (1.0, None):
     raise ValueError(
-      f"config.json: partial_rotary_factor = {settings['partial_rotary_factor']!r} is not "
-      "supported, only 1.0"
+      f"partial_rotary_factor = {settings['partial_rotary_factor']!r} is not supported, only 1.0"
     )
-  theta = settings.get("rope_theta") or raw.get("rope_theta") or 10_000.0
-  return Rope(float(theta), _scaling(settings, _size(raw, "max_position_embeddings")))
+  theta = _number(settings, "rope_theta", _number(raw, "rope_theta", 10_000.0))
+  return Rope(theta, _scaling(settings, _size(raw, "max_position_embeddings")))
 
 
 def _scaling(
@@ -128,18 +169,17 @@ def _scaling(
     return None
   if kind not in ("linear", "llama3", "yarn"):
     raise ValueError(
-      f"config.json: rope_type {kind!r} is not supported; it must be default, linear, llama3 or "
-      "yarn"
+      f"rope_type {kind!r} is not supported; it must be default, linear, llama3 or yarn"
     )
 
   def number(key: str) -> float:
     if settings.get(key) is None:
-      raise ValueError(f"config.json: rope_type {kind!r} needs {key}")
-    return float(settings[key])
+      raise ValueError(f"rope_type {kind!r} needs {key}")
+    return _number(settings, key)
 
   if kind == "linear":
     return LinearScaling(number("factor"))
-  original = int(settings.get("original_max_position_embeddings") or max_length)
+  original = _size(settings, "original_max_position_embeddings", max_length)
   if kind == "llama3":
     low, high = number("low_freq_factor"), number("high_freq_factor")
     return Llama3Scaling(number("factor"), low, high, original)
@@ -147,18 +187,18 @@ def _scaling(
   return YarnScaling(
     factor,
     original,
-    float(settings.get("beta_fast") or 32.0),
-    float(settings.get("beta_slow") or 1.0),
+    _number(settings, "beta_fast", 32.0),
+    _number(settings, "beta_slow", 1.0),
     _yarn_magnitude(settings, factor),
-    bool(settings.get("truncate", True)),
+    _flag(settings, "truncate", default=True),
   )
 
 
 def _yarn_magnitude(settings: dict[str, Any], factor: float) -> float:
   if settings.get("attention_factor") is not None:
-    return float(settings["attention_factor"])
-  scale, all_dim = settings.get("mscale"), settings.get("mscale_all_dim")
-  if scale and all_dim:
+    return _number(settings, "attention_factor")
+  if settings.get("mscale") and settings.get("mscale_all_dim"):
+    scale, all_dim = _number(settings, "mscale"), _number(settings, "mscale_all_dim")
     return yarn_magnitude(factor, scale) / yarn_magnitude(factor, all_dim)
   return yarn_magnitude(factor)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 from jaxrl_lm.lm import attention, rope
 from jaxrl_lm.lm.config import PolicyConfig
@@ -111,6 +111,9 @@ class Attention(nnx.Module):
     interleaved = config.rope.interleaved
     queries = rope.rotate(queries, context.rotation, interleaved=interleaved)
     keys = rope.rotate(keys, context.rotation, interleaved=interleaved)
+    # A NaN value would reach tokens that do not attend to it, as 0 * NaN; its key, whose scores are
+    # NaN, reaches all that do.
+    values = jnp.where(jnp.any(jnp.isnan(keys), axis=-1, keepdims=True), 0, values)
     keys, values = jnp.moveaxis(keys, 1, 3), jnp.moveaxis(values, 1, 2)
     if stored is not None:
       keys = attention.write(stored[0], keys, context.start, axis=3)
@@ -208,6 +211,12 @@ class Decoder(nnx.Module):
 
 def _look_up(embedding: jax.Array, tokens: jax.Array) -> jax.Array:
   """[B, T, D] rows of the embedding, spread over an Explicit mesh as the tokens are."""
+  kept = jax.typeof(embedding).sharding
+  if any(kept.spec) and AxisType.Explicit in kept.mesh.axis_types:
+    raise ValueError(
+      f"params must not be split over an Explicit mesh, and the embedding is ({kept.spec}): use an "
+      "Auto mesh, or jax.sharding.auto_axes around the forward pass"
+    )
   axes = getattr(jax.typeof(tokens).sharding, "spec", ())
   sharding = PartitionSpec(*axes, None) if any(axes) else None
   return embedding.at[tokens].get(

@@ -7,6 +7,8 @@ that an output head of its own follows at the end. The rotary embedding turns ad
 
 from __future__ import annotations
 
+import heapq
+import math
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +17,12 @@ import numpy as np
 
 from jaxrl_lm.lm.config import PolicyConfig
 from jaxrl_lm.lm.rope import Rope
+from jaxrl_lm.lm.text import known_ids
 
 _HEADER = struct.Struct("<7i")
 _LATER_VERSIONS = 0x616B3432  # first int of the versions that begin with a magic number
 _BOS, _EOS, _FIRST_BYTE = 1, 2, 3
+_GONE = -1  # a piece that was merged into the one before it
 
 
 def read_model(path: Path) -> tuple[PolicyConfig, dict[str, np.ndarray]]:
@@ -44,20 +48,23 @@ def read_model(path: Path) -> tuple[PolicyConfig, dict[str, np.ndarray]]:
   hidden, width, layers, heads, shared, vocabulary, context = header
   if min(*header[:5], abs(vocabulary), context) < 1 or hidden % heads:
     raise ValueError(f"{path} is not a model of llama2.c: its header is {header}")
-  config = PolicyConfig(
-    vocab_size=abs(vocabulary),
-    hidden_size=hidden,
-    intermediate_size=width,
-    num_layers=layers,
-    num_heads=heads,
-    num_kv_heads=shared,
-    head_dim=hidden // heads,
-    max_length=context,
-    rope=Rope(interleaved=True),
-    tied=vocabulary > 0,
-  )
+  try:
+    config = PolicyConfig(
+      vocab_size=abs(vocabulary),
+      hidden_size=hidden,
+      intermediate_size=width,
+      num_layers=layers,
+      num_heads=heads,
+      num_kv_heads=shared,
+      head_dim=hidden // heads,
+      max_length=context,
+      rope=Rope(interleaved=True),
+      tied=vocabulary > 0,
+    )
+  except ValueError as error:
+    raise ValueError(f"{path}: its header is {header}: {error}") from error
   shapes = _shapes(config)
-  expected = _HEADER.size + 4 * sum(int(np.prod(shape)) for _, shape in shapes)
+  expected = _HEADER.size + 4 * sum(math.prod(shape) for _, shape in shapes)
   if size != expected:
     raise ValueError(
       f"{path} is truncated or of another format: {size} bytes, its header says {expected}"
@@ -93,7 +100,7 @@ def _views(path: Path, shapes: list[tuple[str, tuple[int, ...]]]) -> dict[str, n
   tensors: dict[str, np.ndarray] = {}
   start = 0
   for name, shape in shapes:
-    end = start + int(np.prod(shape))
+    end = start + math.prod(shape)
     tensor = numbers[start:end].reshape(shape)
     if "{}" in name:
       tensors |= {name.format(i): layer for i, layer in enumerate(tensor)}
@@ -135,19 +142,38 @@ class Llama2cTokenizer:
       data = character.encode()
       known = self._ids.get(data)
       ids += [_FIRST_BYTE + byte for byte in data] if known is None else [known]
-    while (best := self._best_merge(ids)) is not None:
-      i, merged = best
-      ids[i : i + 2] = [merged]
-    return [_BOS, *ids]
+    return [_BOS, *self._merged(ids)]
 
-  def _best_merge(self, ids: list[int]) -> tuple[int, int] | None:
-    """The pair with the highest score, of equal ones the first, and what it becomes."""
-    best, score = None, -np.inf
-    for i, (left, right) in enumerate(zip(ids[:-1], ids[1:], strict=True)):
+  def _merged(self, ids: list[int]) -> list[int]:
+    """Merges the pair with the highest score, of equal ones the first, until none is left.
+
+    The pairs wait in a heap. One that has changed since is not what it was put there as, and goes.
+    """
+    before, after = (list(range(shift, len(ids) + shift)) for shift in (-1, 1))
+    waiting: list[tuple[float, int, int, int, int]] = []
+
+    def wait(i: int) -> None:
+      """For the piece at i and the one after it."""
+      if i < 0 or after[i] == len(ids):
+        return
+      left, right = ids[i], ids[after[i]]
       merged = self._ids.get(self._pieces[left] + self._pieces[right])
-      if merged is not None and self._scores[merged] > score:
-        best, score = (i, merged), self._scores[merged]
-    return best
+      if merged is not None and self._scores[merged] > -np.inf:
+        heapq.heappush(waiting, (-self._scores[merged], i, left, right, merged))
+
+    for i in range(len(ids)):
+      wait(i)
+    while waiting:
+      _, i, left, right, merged = heapq.heappop(waiting)
+      second = after[i]
+      if ids[i] != left or second == len(ids) or ids[second] != right:
+        continue
+      ids[i], ids[second], after[i] = merged, _GONE, after[second]
+      if after[i] < len(ids):
+        before[after[i]] = i
+      wait(before[i])
+      wait(i)
+    return [i for i in ids if i != _GONE]
 
   def decode(self, ids: Sequence[int]) -> str:
     """Text of ids, without BOS and EOS.
@@ -157,10 +183,13 @@ class Llama2cTokenizer:
 
     Returns:
       The text; bytes that are not UTF-8 become U+FFFD.
+
+    Raises:
+      ValueError: an id is outside of the vocabulary.
     """
     data = b""
     begins = True
-    for i in map(int, ids):
+    for i in known_ids(ids, self.vocab_size):
       special = i in (_BOS, _EOS)
       if not special:
         piece = self._pieces[i]
@@ -191,4 +220,7 @@ def _read_tokenizer(path: Path, vocab_size: int) -> tuple[list[bytes], list[floa
       f"{path} has {len(pieces)} pieces, the model a vocabulary of {vocab_size}: "
       "they do not belong together, or the file is truncated"
     )
+  of_bytes = [f"<0x{byte:02X}>".encode() for byte in range(256)]
+  if pieces[_FIRST_BYTE : _FIRST_BYTE + 256] != of_bytes or b" " not in pieces:
+    raise ValueError(f"{path} is no tokenizer of llama2.c: it lacks the pieces of bytes, or ' '")
   return pieces, scores

@@ -71,8 +71,8 @@ class Model:
 
     Args:
       params: from `init` or `jaxrl_lm.lm.pretrained`. Differentiated.
-      tokens: [B, T] int ids; one outside the vocabulary, not at padding, makes its row NaN from
-        there on.
+      tokens: [B, T] int ids; one outside the vocabulary, not at padding, makes NaN of itself and of
+        what attends to it: the rest of its segment, within the window of every layer.
       positions: [B, T] int. None = counted from 0 within each segment, padding not counted;
         with a cache, on from what it holds of the segment.
       segment_ids: [B, T] int, equal where tokens belong to one sequence, 0 = padding. None = one
@@ -84,8 +84,8 @@ class Model:
       Hidden states, the cache with the tokens in it, and values.
 
     Raises:
-      ValueError: a shape is wrong, the tokens do not fit the cache, or a row of one sequence is
-        longer than `max_length`.
+      ValueError: a shape is wrong, the cache is of another model or full, a row of one sequence is
+        longer than `max_length`, or the embedding is split over an Explicit mesh.
       TypeError: tokens, positions or segment ids are not integers.
 
     Example:
@@ -146,9 +146,10 @@ class Model:
 
     Raises:
       ValueError: batch or length is below 1.
+      TypeError: one is not an integer.
     """
-    checks.check_range("batch", batch, low=1)
-    checks.check_range("length", length, low=1)
+    batch = checks.check_whole("batch", batch, low=1, static=True)
+    length = checks.check_whole("length", length, low=1, static=True)
     config = self.config
 
     def empty(*shape: int) -> Any:
@@ -166,13 +167,10 @@ class Model:
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Checked tokens (0 at padding), positions and segment ids."""
     tokens = checks.check_integer("tokens", tokens)
-    if tokens.ndim != 2:
-      raise ValueError(f"tokens must be [B, T], got shape {tokens.shape}")
-    if cache is not None and cache.positions.shape[0] != tokens.shape[0]:
-      raise ValueError(
-        f"cache must have a row per row of tokens: it has {cache.positions.shape[0]}, tokens "
-        f"have shape {tokens.shape}"
-      )
+    if tokens.ndim != 2 or not tokens.size:
+      raise ValueError(f"tokens must be [B, T] with B, T >= 1, got shape {tokens.shape}")
+    if cache is not None:
+      self._check_cache(cache, tokens)
     if segment_ids is None:
       if cache is None and positions is None and tokens.shape[1] > self.config.max_length:
         raise ValueError(
@@ -187,6 +185,25 @@ class Model:
     positions = checks.check_integer("positions", positions)
     checks.check_same_shape(tokens=tokens, positions=positions)
     return jnp.where(segment_ids > 0, tokens, 0), positions, segment_ids
+
+  def _check_cache(self, cache: Cache, tokens: jax.Array) -> None:
+    """The cache is one of this model, for as many rows."""
+    if cache.positions.shape[0] != tokens.shape[0]:
+      raise ValueError(
+        f"cache must have a row per row of tokens: it has {cache.positions.shape[0]}, tokens "
+        f"have shape {tokens.shape}"
+      )
+    own = jax.eval_shape(lambda: self.init_cache(*cache.positions.shape))
+    for name in ("keys", "values"):
+      given, expected = (
+        [(x.shape, x.dtype.name) for x in jax.tree.leaves(getattr(some, name))]
+        for some in (cache, own)
+      )
+      if given != expected:
+        raise ValueError(
+          f"cache must be one of this model: its {name} are {len(given)} x {given[0]}, those of "
+          f"the model {len(expected)} x {expected[0]}"
+        )
 
   def _values(self, params: Any, hidden: jax.Array) -> jax.Array | None:
     if not self.config.scalar_head:

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from jaxrl_lm import checks
 from jaxrl_lm.lm import checkpoint_files, llama2c
 from jaxrl_lm.lm.config import PolicyConfig
 from jaxrl_lm.lm.huggingface_config import read_config, write_config
@@ -26,6 +27,8 @@ from jaxrl_lm.lm.partition import param_specs
 from jaxrl_lm.lm.policy import Model
 from jaxrl_lm.lm.text import TOKENIZER, HuggingFaceTokenizer, Tokenizer
 from jaxrl_lm.lm.weights import named_tensors, read_params
+
+GENERATION = "generation_config.json"
 
 
 class Pretrained(NamedTuple):
@@ -86,9 +89,10 @@ def _load_huggingface(folder: Path, mesh: Mesh | None, overrides: dict[str, Any]
     raise FileNotFoundError(f"{folder} has no config.json: it is not a checkpoint of Hugging Face")
   raw = checkpoint_files.read_json(folder / "config.json")
   try:
-    config = dataclasses.replace(read_config(raw), **overrides)
+    config = read_config(raw)
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from error
+  config = dataclasses.replace(config, **overrides)
   tokenizer = _huggingface_tokenizer(folder, raw, config)
   with checkpoint_files.open_tensors(folder) as tensors:
     place = _placement(config, mesh)
@@ -112,11 +116,23 @@ def _huggingface_tokenizer(
 ) -> HuggingFaceTokenizer | None:
   if not (folder / TOKENIZER).is_file():
     return None
-  generation = folder / "generation_config.json"
-  ids = raw | (checkpoint_files.read_json(generation) if generation.is_file() else {})
-  eos = ids.get("eos_token_id")
-  eos_ids = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
-  tokenizer = HuggingFaceTokenizer(folder / TOKENIZER, ids.get("bos_token_id"), eos_ids)
+  places = dict.fromkeys(raw, "config.json")
+  if (folder / GENERATION).is_file():
+    generation = checkpoint_files.read_json(folder / GENERATION)
+    raw, places = raw | generation, places | dict.fromkeys(generation, GENERATION)
+
+  def ids(key: str) -> tuple[int, ...]:
+    value = raw.get(key)
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    try:
+      return tuple(checks.check_whole(key, x, low=0, high=config.vocab_size - 1) for x in values)
+    except (TypeError, ValueError) as error:
+      raise ValueError(f"{folder / places[key]}: {error}") from error
+
+  bos = ids("bos_token_id")
+  if len(bos) > 1:
+    raise ValueError(f"{folder / places['bos_token_id']}: bos_token_id must be one id, got {bos}")
+  tokenizer = HuggingFaceTokenizer(folder / TOKENIZER, bos[0] if bos else None, ids("eos_token_id"))
   if tokenizer.vocab_size > config.vocab_size:
     raise ValueError(
       f"{folder}: {TOKENIZER} has ids up to {tokenizer.vocab_size - 1}, the model's vocabulary "
@@ -164,11 +180,12 @@ def save(
   settings = write_config(model.config)
   if tokenizer is not None:
     settings |= {"bos_token_id": tokenizer.bos_id, "eos_token_id": list(tokenizer.eos_ids)}
+  tensors = named_tensors(model, params)
+  checks.check_whole("max_shard_bytes", max_shard_bytes, low=1)
   path = Path(path)
   path.mkdir(parents=True, exist_ok=True)
   if any(path.iterdir()):
     raise FileExistsError(f"{path} is not empty")
-  tensors = named_tensors(model, params)
   checkpoint_files.write_tensors(path, tensors, max_shard_bytes=max_shard_bytes)
   if isinstance(tokenizer, HuggingFaceTokenizer):
     tokenizer.save(path)

@@ -12,11 +12,37 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxrl_lm import checks
+
+
+def check_positive(name: str, value: Any) -> None:
+  """A setting is a finite number above 0.
+
+  Args:
+    name: what to call it in an error.
+    value: of the setting.
+
+  Returns:
+    None.
+
+  Raises:
+    TypeError: it is not a number.
+    ValueError: it is outside of the range.
+  """
+  if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+    raise TypeError(f"{name} must be a number, got {value!r}")
+  checks.check_range(name, value, low=0.0, high=math.inf, open_low=True, open_high=True)
+
+
+def _check_fields(record: Any, *names: str) -> None:
+  for name in names:
+    check_positive(name, getattr(record, name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +56,10 @@ class LinearScaling:
   """
 
   factor: float
+
+  def __post_init__(self) -> None:
+    """Checks the range."""
+    _check_fields(self, "factor")
 
   def frequencies(self, rope: Rope, head_dim: int) -> np.ndarray:
     """Rescaled frequencies.
@@ -66,6 +96,15 @@ class Llama3Scaling:
   low_freq_factor: float
   high_freq_factor: float
   original_length: int
+
+  def __post_init__(self) -> None:
+    """Checks the ranges."""
+    _check_fields(self, "factor", "low_freq_factor", "high_freq_factor", "original_length")
+    if self.low_freq_factor >= self.high_freq_factor:
+      raise ValueError(
+        f"low_freq_factor must be below high_freq_factor, got {self.low_freq_factor} and "
+        f"{self.high_freq_factor}"
+      )
 
   def frequencies(self, rope: Rope, head_dim: int) -> np.ndarray:
     """Rescaled frequencies.
@@ -110,6 +149,14 @@ class YarnScaling:
   beta_slow: float = 1.0
   magnitude: float = 1.0
   truncate: bool = True
+
+  def __post_init__(self) -> None:
+    """Checks the ranges."""
+    _check_fields(self, "factor", "original_length", "beta_fast", "beta_slow", "magnitude")
+    if self.beta_fast < self.beta_slow:
+      raise ValueError(
+        f"beta_fast must not be below beta_slow, got {self.beta_fast} and {self.beta_slow}"
+      )
 
   def frequencies(self, rope: Rope, head_dim: int) -> np.ndarray:
     """Rescaled frequencies.
@@ -163,6 +210,12 @@ class Rope:
   theta: float = 10_000.0
   scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
   interleaved: bool = False
+
+  def __post_init__(self) -> None:
+    """Checks the range."""
+    check_positive("theta", self.theta)
+    if isinstance(self.scaling, YarnScaling) and self.theta <= 1:
+      raise ValueError(f"theta must be above 1 with YarnScaling, got {self.theta}")
 
 
 def _plain(rope: Rope, head_dim: int) -> np.ndarray:

@@ -11,13 +11,16 @@ configuration, and old log-probs are taken from the same one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxrl_lm import checks, linear_logprobs, logprobs, masks
+from jaxrl_lm.lm import truncation
 from jaxrl_lm.vocabulary_sharding import VocabularySharding
 from jaxrl_lm.vocabulary_statistics import TILE_BUDGET
 
@@ -35,6 +38,16 @@ class TokenScores(NamedTuple):
   entropy: jax.Array | None
 
 
+class _Rows(NamedTuple):
+  """Prompts and responses, checked."""
+
+  prompts: jax.Array
+  prompt_mask: jax.Array
+  tokens: jax.Array
+  mask: jax.Array
+  seen: jax.Array
+
+
 def response_logprobs(
   model: Any,
   params: Any,
@@ -43,7 +56,9 @@ def response_logprobs(
   tokens: jax.Array,
   mask: jax.Array,
   *,
+  seen: jax.Array | None = None,
   temperature: Any = 1.0,
+  valid_vocab: Any = None,
 ) -> jax.Array:
   r"""Log-prob of each response token given its prompt and the tokens before it.
 
@@ -59,20 +74,33 @@ def response_logprobs(
     prompts: [B, P] int token ids.
     prompt_mask: [B, P] bool, False = padding; every row has a True.
     tokens: [B, N] int token ids of the responses.
-    mask: [B, N] bool, True at the tokens of a response, which begins at index 0 without a gap; the
-      log-prob is 0 elsewhere, and what stands there is not read.
+    mask: [B, N] bool, True at the tokens that count; the log-prob is 0 elsewhere.
+    seen: [B, N] bool, True at the tokens that are there, from index 0 on without a gap: those that
+      count, and those that only condition them (the output of a tool, other turns). What stands
+      elsewhere is not read. None = mask, which must then have no gap.
     temperature: the sampler's temperature, > 0.
+    valid_vocab: the sampler's number of ids that exist, <= V; the others have probability 0.
+      None = V.
 
   Returns:
-    [B, N] log-probs in nats, float32 at least.
+    [B, N] log-probs in nats, float32 at least. NaN at a counted token that has none: after a gap in
+      `seen`, beyond the model's context, at an id outside of the vocabulary and after it.
 
   Raises:
-    ValueError: shapes do not match, or temperature <= 0.
+    ValueError: shapes do not match, a constant is out of range, or, if the masks are concrete,
+      there is a gap, a counted token that is not seen, or a row longer than `max_length`.
     TypeError: tokens are not integers, or a mask is not boolean.
   """
-  hidden = _hidden_before(model, params, prompts, prompt_mask, tokens, mask)
-  logits = model.logits(params, hidden)
-  return logprobs.token_logprobs(logits, tokens, mask=mask, temperature=temperature)
+
+  def score(params: Any, rows: _Rows, temperature: Any) -> jax.Array:
+    logits = truncation.keep_valid(
+      model.logits(params, _hidden_before(model, params, rows)), valid_vocab
+    )
+    scored = logprobs.token_logprobs(logits, rows.tokens, mask=rows.mask, temperature=temperature)
+    return _nan_where_undefined(model, rows, scored)
+
+  rows = _checked(model, prompts, prompt_mask, tokens, mask, seen)
+  return _on_rows(score, params, rows, temperature)
 
 
 def response_scores(
@@ -83,15 +111,18 @@ def response_scores(
   tokens: jax.Array,
   mask: jax.Array,
   *,
+  seen: jax.Array | None = None,
   temperature: Any = 1.0,
+  valid_vocab: Any = None,
 ) -> TokenScores:
   r"""Log-prob and entropy of each response token, from logits in memory.
 
   log pi(y_t | s_t) and H(pi(. | s_t)), s_t = (x, y_<t); both at the temperature.
 
   Args:
-    model, params, prompts, prompt_mask, tokens, mask, temperature: as of `response_logprobs`.
-      Both results are differentiated in the parameters.
+    model, params, prompts, prompt_mask, tokens, mask: as of `response_logprobs`.
+    seen, temperature, valid_vocab: as of `response_logprobs`. Both results are differentiated in
+      the parameters.
 
   Returns:
     TokenScores.
@@ -99,12 +130,19 @@ def response_scores(
   Raises:
     ValueError, TypeError: as `response_logprobs`.
   """
-  hidden = _hidden_before(model, params, prompts, prompt_mask, tokens, mask)
-  logits = model.logits(params, hidden)
-  return TokenScores(
-    logprobs.token_logprobs(logits, tokens, mask=mask, temperature=temperature),
-    logprobs.token_entropy(logits, mask=mask, temperature=temperature),
-  )
+
+  def score(params: Any, rows: _Rows, temperature: Any) -> TokenScores:
+    logits = truncation.keep_valid(
+      model.logits(params, _hidden_before(model, params, rows)), valid_vocab
+    )
+    scores = TokenScores(
+      logprobs.token_logprobs(logits, rows.tokens, mask=rows.mask, temperature=temperature),
+      logprobs.token_entropy(logits, mask=rows.mask, temperature=temperature),
+    )
+    return _nan_where_undefined(model, rows, scores)
+
+  rows = _checked(model, prompts, prompt_mask, tokens, mask, seen)
+  return _on_rows(score, params, rows, temperature)
 
 
 def linear_response_scores(
@@ -115,7 +153,9 @@ def linear_response_scores(
   tokens: jax.Array,
   mask: jax.Array,
   *,
+  seen: jax.Array | None = None,
   temperature: Any = 1.0,
+  valid_vocab: Any = None,
   sharding: VocabularySharding | None = None,
   memory_budget: int = TILE_BUDGET,
 ) -> TokenScores:
@@ -126,7 +166,8 @@ def linear_response_scores(
   those of the tiles are not.)
 
   Args:
-    model, params, prompts, prompt_mask, tokens, mask, temperature: as of `response_logprobs`.
+    model, params, prompts, prompt_mask, tokens, mask: as of `response_logprobs`.
+    seen, temperature, valid_vocab: as of `response_logprobs`.
     sharding: as of `linear_token_logprobs`; on a mesh bind it with `functools.partial`.
     memory_budget: as of `linear_token_logprobs`.
 
@@ -136,16 +177,22 @@ def linear_response_scores(
   Raises:
     ValueError, TypeError: as `response_logprobs`.
   """
-  stats = linear_logprobs.linear_token_stats(
-    _hidden_before(model, params, prompts, prompt_mask, tokens, mask),
-    model.unembedding(params),
-    tokens,
-    mask=mask,
-    temperature=temperature,
-    sharding=sharding,
-    memory_budget=memory_budget,
-  )
-  return TokenScores(stats.logprobs, stats.entropy)
+
+  def score(params: Any, rows: _Rows, temperature: Any) -> TokenScores:
+    stats = linear_logprobs.linear_token_stats(
+      _hidden_before(model, params, rows),
+      model.unembedding(params),
+      rows.tokens,
+      mask=rows.mask,
+      temperature=temperature,
+      valid_vocab=valid_vocab,
+      sharding=sharding,
+      memory_budget=memory_budget,
+    )
+    return _nan_where_undefined(model, rows, TokenScores(stats.logprobs, stats.entropy))
+
+  rows = _checked(model, prompts, prompt_mask, tokens, mask, seen)
+  return _on_rows(score, params, rows, temperature)
 
 
 def response_values(
@@ -155,6 +202,8 @@ def response_values(
   prompt_mask: jax.Array,
   tokens: jax.Array,
   mask: jax.Array,
+  *,
+  seen: jax.Array | None = None,
 ) -> jax.Array:
   r"""A critic's value of the state before each response token.
 
@@ -164,7 +213,7 @@ def response_values(
   Args:
     model: with a scalar head; static under jit.
     params: its parameters. Differentiated.
-    prompts, prompt_mask, tokens, mask: as of `response_logprobs`.
+    prompts, prompt_mask, tokens, mask, seen: as of `response_logprobs`.
 
   Returns:
     [B, N] values, float32 at least, 0 where the mask is False.
@@ -173,40 +222,93 @@ def response_values(
     ValueError: shapes do not match, or the model has no scalar head.
     TypeError: tokens are not integers, or a mask is not boolean.
   """
-  output, prompt_mask, mask = _forward(model, params, prompts, prompt_mask, tokens, mask)
-  if output.values is None:
-    raise ValueError("the critic has no scalar head: PolicyConfig(..., scalar_head=True) has one")
-  values = _before(checks.as_float("values", output.values)[..., None], prompt_mask)[..., 0]
-  return masks.zero_masked(values, mask)
+
+  def score(params: Any, rows: _Rows, temperature: Any) -> jax.Array:
+    del temperature
+    values = _output(model, params, rows).values
+    if values is None:
+      raise ValueError("the critic has no scalar head: PolicyConfig(..., scalar_head=True) has one")
+    values = _before(checks.as_float("values", values)[..., None], rows.prompt_mask)[..., 0]
+    return _nan_where_undefined(model, rows, masks.zero_masked(values, rows.mask))
+
+  return _on_rows(score, params, _checked(model, prompts, prompt_mask, tokens, mask, seen), 1.0)
 
 
-def _hidden_before(
-  model: Any, params: Any, prompts: Any, prompt_mask: Any, tokens: Any, mask: Any
-) -> jax.Array:
+def _on_rows(score: Callable[..., Any], params: Any, rows: _Rows, temperature: Any) -> Any:
+  """The scores; on an Explicit mesh the compiler lays out what is between."""
+  checks.check_temperature(temperature)
+  sharding = explicit_rows(params, *rows)
+  if sharding is not None:
+    score = jax.sharding.auto_axes(score, out_sharding=sharding)
+    temperature = jnp.asarray(temperature)
+  return score(params, rows, temperature)
+
+
+def _hidden_before(model: Any, params: Any, rows: _Rows) -> jax.Array:
   """[B, N, D] hidden states, at index t the one that predicts token t of the response."""
-  output, prompt_mask, _ = _forward(model, params, prompts, prompt_mask, tokens, mask)
-  return _before(output.hidden, prompt_mask)
+  return _before(_output(model, params, rows).hidden, rows.prompt_mask)
 
 
-def _forward(
-  model: Any, params: Any, prompts: Any, prompt_mask: Any, tokens: Any, mask: Any
-) -> tuple[Any, jax.Array, jax.Array]:
-  """The model's output over prompts and responses, and both masks, checked."""
-  prompts, prompt_mask = check_prompts(prompts, prompt_mask)
-  tokens = checks.check_integer("tokens", tokens)
-  checks.check_rank("tokens", tokens, 2)
-  mask = checks.check_mask(mask, tokens=tokens)
-  checks.check_same_shape(**{"prompts[:, 0]": prompts[:, 0], "tokens[:, 0]": tokens[:, 0]})
-  real = jnp.concatenate([prompt_mask, mask], axis=1)
-  sequences = jnp.where(real, jnp.concatenate([prompts, tokens.astype(prompts.dtype)], axis=1), 0)
-  output = model.apply(params, sequences, segment_ids=real.astype(jnp.int32))
-  return output, prompt_mask, mask
+def _output(model: Any, params: Any, rows: _Rows) -> Any:
+  """The model's output over prompts and responses."""
+  prompts, prompt_mask, tokens, _, seen = rows
+  real = jnp.concatenate([prompt_mask, seen], axis=1)
+  # In one dtype of at least 32 bits: a narrow one of the prompts would wrap the tokens.
+  wide = jnp.promote_types(jnp.promote_types(prompts.dtype, tokens.dtype), jnp.int32)
+  sequences = jnp.concatenate([prompts.astype(wide), tokens.astype(wide)], axis=1)
+  sequences = jnp.where(real, sequences, 0)
+  return model.apply(params, sequences, segment_ids=real.astype(jnp.int32))
 
 
 def _before(x: jax.Array, prompt_mask: jax.Array) -> jax.Array:
   """[B, N, D] of x [B, P + N, D]: at index t what stands at the token before response token t."""
   width = prompt_mask.shape[1]
   return jnp.concatenate([last_hidden(x[:, :width], prompt_mask), x[:, width:-1]], axis=1)
+
+
+def _nan_where_undefined(model: Any, rows: _Rows, scores: Any) -> Any:
+  """NaN at tokens that count and stand after a gap, or beyond the context."""
+  count = jnp.sum(rows.prompt_mask, axis=1, keepdims=True, dtype=jnp.int32)
+  count = count + jnp.cumsum(rows.seen, axis=1, dtype=jnp.int32)
+  gap = jnp.cumsum(~rows.seen, axis=1, dtype=jnp.int32) > 0
+  undefined = rows.mask & (gap | (count > model.config.max_length))
+  return jax.tree.map(lambda x: jnp.where(undefined, jnp.nan, x), scores)
+
+
+def _checked(
+  model: Any, prompts: Any, prompt_mask: Any, tokens: Any, mask: Any, seen: Any
+) -> _Rows:
+  prompts, prompt_mask = check_prompts(prompts, prompt_mask)
+  tokens, mask, seen = _check_response(tokens, mask, seen)
+  checks.check_same_shape(**{"prompts[:, 0]": prompts[:, 0], "tokens[:, 0]": tokens[:, 0]})
+  if is_concrete(prompt_mask) and is_concrete(seen):
+    longest = np.max(np.asarray(prompt_mask).sum(axis=1) + np.asarray(seen).sum(axis=1))
+    if longest > model.config.max_length:
+      raise ValueError(
+        f"prompts and tokens are longer than the context: {longest} in a row, max_length is "
+        f"{model.config.max_length}"
+      )
+  return _Rows(prompts, prompt_mask, tokens, mask, seen)
+
+
+def _check_response(tokens: Any, mask: Any, seen: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Tokens, mask, and which of them are there: the beginning of a row, with all that count."""
+  tokens = checks.check_integer("tokens", tokens)
+  if tokens.ndim != 2 or not tokens.size:
+    raise ValueError(f"tokens must be [B, N] with B, N >= 1, got shape {tokens.shape}")
+  mask = checks.check_mask(mask, tokens=tokens)
+  name = "mask" if seen is None else "seen"
+  seen = mask if seen is None else checks.check_mask(seen, name="seen", tokens=tokens)
+  if is_concrete(seen) and is_concrete(mask):
+    there, counted = np.asarray(seen), np.asarray(mask)
+    if gaps := np.flatnonzero((np.diff(there, axis=1, prepend=True) & there).any(axis=1)).tolist():
+      raise ValueError(
+        f"{name} must be True from index 0 on without a gap, and rows {gaps} have one; tokens that "
+        "are seen and do not count (tools, other turns) are True in `seen`"
+      )
+    if unseen := np.flatnonzero((counted & ~there).any(axis=1)).tolist():
+      raise ValueError(f"mask must be False where seen is, and in rows {unseen} it is not")
+  return tokens, mask, seen
 
 
 def last_hidden(hidden: jax.Array, mask: jax.Array) -> jax.Array:
@@ -249,6 +351,25 @@ def check_prompts(prompts: Any, prompt_mask: Any) -> tuple[jax.Array, jax.Array]
         f"every prompt needs at least one token (a BOS), and these have none: {empty.tolist()}"
       )
   return prompts, prompt_mask
+
+
+def explicit_rows(params: Any, *arrays: jax.Array) -> NamedSharding | None:
+  """How results of rows lie on an Explicit mesh: `jax.sharding.auto_axes` lays out the rest.
+
+  Args:
+    params: of the model; they may be on the mesh alone.
+    *arrays: [B, ...].
+
+  Returns:
+    Sharding of the rows of the arrays, whole on every device where none is split; None where
+    nothing is on an Explicit mesh.
+  """
+  shardings = [jax.typeof(x).sharding for x in (*arrays, *jax.tree.leaves(params))]
+  explicit = [x for x in shardings if AxisType.Explicit in x.mesh.axis_types]
+  if not explicit:
+    return None
+  split = [x.spec[0] for x in shardings[: len(arrays)] if any(x.spec)]
+  return NamedSharding(explicit[0].mesh, PartitionSpec(split[0] if split else None))
 
 
 def is_concrete(x: jax.Array) -> bool:

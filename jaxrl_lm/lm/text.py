@@ -5,6 +5,7 @@ The one of llama2.c is in `llama2c`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,8 +51,31 @@ class Tokenizer(Protocol):
     ...
 
 
+def known_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
+  """Ids of a text as Python integers.
+
+  Args:
+    ids: to be decoded.
+    vocab_size: they lie below it.
+
+  Returns:
+    The same.
+
+  Raises:
+    ValueError: one is outside of the vocabulary.
+    TypeError: one is not an integer.
+  """
+  known = [operator.index(i) for i in ids]
+  if outside := sorted({i for i in known if not 0 <= i < vocab_size}):
+    raise ValueError(
+      f"ids must lie in the tokenizer's [0, {vocab_size}), got {outside[:5]}; the sampler's "
+      "valid_vocab keeps it from drawing others"
+    )
+  return known
+
+
 class HuggingFaceTokenizer:
-  """A tokenizer.json, run by the package `tokenizers`.
+  """A tokenizer.json, run by the package `tokenizers`; a text is neither cut nor padded.
 
   Attributes:
     bos_id, eos_ids: from generation_config.json or config.json.
@@ -67,7 +91,12 @@ class HuggingFaceTokenizer:
       raise ValueError(f"{path} is not a tokenizer: {error}") from error
     self.bos_id = bos_id
     self.eos_ids = eos_ids
-    self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
+    self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+    if not self.vocab_size:
+      raise ValueError(f"{path} has no tokens")
+    # A file may hold what its last user cut and padded to: tokens would go, or appear, in silence.
+    self._tokenizer.no_truncation()
+    self._tokenizer.no_padding()
 
   def encode(self, text: str) -> list[int]:
     """Ids of a text, with the special tokens that the file says to add.
@@ -88,8 +117,11 @@ class HuggingFaceTokenizer:
 
     Returns:
       The text.
+
+    Raises:
+      ValueError: an id is outside of the vocabulary.
     """
-    return self._tokenizer.decode([int(i) for i in ids])
+    return self._tokenizer.decode(known_ids(ids, self.vocab_size))
 
   def save(self, folder: Path) -> None:
     """Writes tokenizer.json.

@@ -7,7 +7,8 @@ Tokens are ordered by their logit, the larger first, and equal ones by their id,
   keep_top_p   the shortest beginning of the order whose probability reaches p
   keep_min_p   every token at least min_p times as probable as the first
 
-The first token of the order is always kept. The order of application is the caller's;
+The first token of the order is always kept, and so is a NaN: a row that has one stays visibly
+broken. The order of application is the caller's;
 `sampling.sample` divides by the temperature and then applies top-k, top-p and min-p, each to what
 the one before it left, as Hugging Face transformers does. The kept sets are those of transformers
 too, except that its top-k keeps every token that is equal to the k-th, and here k are kept.
@@ -38,6 +39,7 @@ def keep_top_k(logits: jax.Array, k: Any) -> jax.Array:
 
   Raises:
     ValueError: k is outside of [1, V].
+    TypeError: k is not an integer.
 
   Example:
     >>> keep_top_k(jnp.array([3.0, 2.0, 2.0, 2.0, 1.0]), 2)
@@ -46,7 +48,7 @@ def keep_top_k(logits: jax.Array, k: Any) -> jax.Array:
   Reference: Fan et al. 2018, arXiv:1805.04833, section 5.
   """
   logits = checks.as_constant("logits", logits).astype(jnp.float32)
-  checks.check_range("k", k, low=1, high=logits.shape[-1])
+  checks.check_whole("k", k, low=1, high=logits.shape[-1])
   return _keep_until(logits, jnp.ones_like(logits), k)
 
 
@@ -101,7 +103,36 @@ def keep_min_p(logits: jax.Array, min_p: Any) -> jax.Array:
   logits = checks.as_constant("logits", logits).astype(jnp.float32)
   checks.check_range("min_p", min_p, low=0.0, high=1.0)
   largest = jnp.max(logits, axis=-1, keepdims=True)
-  return jnp.where(logits - largest >= jnp.log(min_p), logits, -jnp.inf)
+  near = (logits - largest >= jnp.log(min_p)) | (logits == largest)  # inf - inf is NaN
+  return jnp.where(near | jnp.isnan(logits), logits, -jnp.inf)
+
+
+def keep_valid(logits: jax.Array, valid_vocab: Any) -> jax.Array:
+  """The ids that exist: a head that is padded to a round size has rows for more.
+
+  Args:
+    logits: [..., V]. Differentiated.
+    valid_vocab: number of ids that exist, <= V; may be traced. None = V.
+
+  Returns:
+    [..., V] logits, -inf from `valid_vocab` on.
+
+  Raises:
+    ValueError: valid_vocab is outside of [1, V].
+    TypeError: it is not an integer.
+
+  Example:
+    >>> keep_valid(jnp.array([2.0, 1.0, 0.0, 0.0]), 3)
+    Array([  2.,   1.,   0., -inf], dtype=float32)
+  """
+  if valid_vocab is None:
+    return logits
+  checks.check_whole("valid_vocab", valid_vocab, low=1, high=logits.shape[-1])
+  # An iota and not a slice, so that the vocabulary may be sharded.
+  ids = jax.lax.broadcasted_iota(
+    jnp.int32, (1,) * (logits.ndim - 1) + logits.shape[-1:], logits.ndim - 1
+  )
+  return jnp.where(ids < valid_vocab, logits, -jnp.inf)
 
 
 def _keep_until(logits: jax.Array, weights: jax.Array, target: Any) -> jax.Array:
@@ -132,7 +163,8 @@ def _keep_until(logits: jax.Array, weights: jax.Array, target: Any) -> jax.Array
   missing = jnp.ceil((target - weight_above(last)) / jnp.where(each > 0, each, 1.0))
   room = jnp.maximum(missing, 1.0).astype(jnp.int32)
   first = jnp.cumsum(equal, axis=-1, dtype=jnp.int32) <= room
-  return jnp.where((logits > last) | (equal & first), logits, -jnp.inf)
+  kept = (logits > last) | (equal & first) | jnp.isnan(logits)
+  return jnp.where(kept, logits, -jnp.inf)
 
 
 def _ordinal(x: jax.Array) -> jax.Array:

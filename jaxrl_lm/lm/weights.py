@@ -6,6 +6,7 @@ Hugging Face keeps a projection as [outputs, inputs], one tensor per layer; the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -61,9 +62,10 @@ def read_params(
     What `init` returns.
 
   Raises:
-    ValueError: a tensor is missing, superfluous or of another shape, or the output head and
-      `tied` contradict each other.
+    ValueError: a tensor is missing, superfluous, of another shape or quantised, or the output head
+      and `tied` contradict each other.
   """
+  _check_layers(config, tensors, source)
   model, abstract = abstract_params(config)
   leaves, structure = jax.tree_util.tree_flatten_with_path(abstract)
   names = {path: _names(config, path) for path, _ in leaves}
@@ -74,9 +76,12 @@ def read_params(
     if path[-1].key == "value_head" and _TOP["value_head"] not in tensors:
       host = np.zeros(leaf.shape, leaf.dtype)
     else:
-      host = np.empty((len(names[path]), *shape), leaf.dtype)
+      host = np.empty(0, leaf.dtype)
       for i, name in enumerate(names[path]):
-        host[i] = _from_file(path, _checked(tensors, name, path, shape, source))
+        tensor = _from_file(path, _checked(tensors, name, path, shape, source))
+        if not i:  # only now is it known that the shape is one of the file
+          host = np.empty((len(names[path]), *shape), leaf.dtype)
+        host[i] = tensor
       host = host.reshape(leaf.shape)
     return jnp.asarray(host) if place is None else place(host, path)
 
@@ -95,12 +100,15 @@ def named_tensors(model: Model, params: Any) -> Iterator[tuple[str, np.ndarray]]
     Pairs of a name and an array on the host, contiguous.
 
   Raises:
-    ValueError: the parameters are not those of the model.
+    ValueError: the parameters are not those of the model; at the call, before the first tensor.
   """
-  config = model.config
-  expected = jax.tree.map(jnp.shape, abstract_params(config)[1])
+  expected = jax.tree.map(jnp.shape, abstract_params(model.config)[1])
   if jax.tree.map(jnp.shape, params) != expected:
     raise ValueError("params must have the structure and shapes of the model's parameters")
+  return _named_tensors(model.config, params)
+
+
+def _named_tensors(config: PolicyConfig, params: Any) -> Iterator[tuple[str, np.ndarray]]:
   for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
     names = _names(config, path)
     for i, name in enumerate(names):
@@ -148,7 +156,23 @@ def _checked(
     raise ValueError(
       f"{source}: tensor {name} has shape {tensor.shape}, the configuration asks for {stored}"
     )
+  if not jnp.issubdtype(tensor.dtype, jnp.floating) or tensor.dtype.itemsize < 2:
+    raise ValueError(
+      f"{source}: tensor {name} is {tensor.dtype}: weights must be floats of 16 bits or more, and "
+      "quantised ones are not supported"
+    )
   return tensor
+
+
+def _check_layers(config: PolicyConfig, tensors: Mapping[str, np.ndarray], source: str) -> None:
+  """As many layers as the tensors have: before structures of that size are made."""
+  numbers = [re.match(r"model\.layers\.(\d+)\.", name) for name in tensors]
+  stored = 1 + max((int(number[1]) for number in numbers if number), default=-1)
+  if stored != config.num_layers:
+    raise ValueError(
+      f"{source}: the configuration has {config.num_layers} layers (num_hidden_layers), the "
+      f"tensors (model.layers.*) have {stored}"
+    )
 
 
 def _check_names(
@@ -172,8 +196,9 @@ def _check_names(
   if missing:
     raise ValueError(f"{source}: missing tensors: {_listed(missing)}")
   if stored - expected:
+    hint = " (load with scalar_head=True)" if _TOP["value_head"] in stored - expected else ""
     raise ValueError(
-      f"{source}: tensors that the configuration does not have: {_listed(stored - expected)}"
+      f"{source}: tensors that the configuration does not have: {_listed(stored - expected)}{hint}"
     )
 
 
