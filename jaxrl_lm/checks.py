@@ -98,6 +98,10 @@ def scaled_logits(logits: Any, mask: Any, temperature: Any) -> jax.Array:
   if mask is not None:
     mask = check_mask(mask, **token_shape(logits))
     logits = jnp.where(mask[..., None], logits, 0.0)
+  if not isinstance(temperature, jax.core.Tracer):
+    # Without the selects below, which cost a CPU more than the softmax does.
+    one = np.ndim(temperature) == 0 and temperature == 1
+    return logits if one else logits / jnp.asarray(temperature, logits.dtype)
   # A -inf is left as it is: its quotient would have a NaN gradient in the temperature.
   excluded = jnp.isneginf(logits)
   scaled = jnp.where(excluded, 0.0, logits) / jnp.asarray(temperature, logits.dtype)

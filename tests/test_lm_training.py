@@ -123,8 +123,9 @@ def test_nothing_is_compiled_after_the_first_step(caplog: pytest.LogCaptureFixtu
 
 
 def test_the_reward_rises() -> None:
-  """Measured: 0.20 over the first ten steps, 0.56 over the last ten of 40."""
-  rewards = [float(report.rewards["total"].mean()) for _, report in run(with_(CONFIG, steps=40))]
+  """Measured for six seeds: 0.28 to 0.34 over the first ten steps, 0.65 to 0.67 over the last."""
+  config = with_(CONFIG, steps=40, num_prompts=8, group_size=8)
+  rewards = [float(report.rewards["total"].mean()) for _, report in run(config)]
   assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 0.25
 
 

@@ -77,11 +77,20 @@ class Gathered:
     specs = partition.param_specs(self.config)
     # The inner constraint is for the backward pass: it scatters the gradient.
     params = jax.lax.with_sharding_constraint(params, self._shardings(specs))
-    return jax.lax.with_sharding_constraint(params, self._shardings(jax.tree.map(_no_fsdp, specs)))
+    whole = self._shardings(jax.tree.map(without_fsdp, specs))
+    return jax.lax.with_sharding_constraint(params, whole)
 
   def _shardings(self, specs: Any) -> Any:
     return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
 
 
-def _no_fsdp(spec: PartitionSpec) -> PartitionSpec:
+def without_fsdp(spec: PartitionSpec) -> PartitionSpec:
+  """Where a parameter lies that is whole over "fsdp".
+
+  Args:
+    spec: of the parameter in shards.
+
+  Returns:
+    The same over "tensor".
+  """
   return PartitionSpec(*(None if axis == "fsdp" else axis for axis in spec))

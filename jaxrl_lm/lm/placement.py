@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_lm.lm import train_state
-from jaxrl_lm.lm.gathered import Gathered
+from jaxrl_lm.lm import partition, train_state
+from jaxrl_lm.lm.gathered import Gathered, without_fsdp
 from jaxrl_lm.lm.train_state import TrainState
 from jaxrl_lm.lm.update_config import UpdateConfig
 
@@ -43,6 +44,23 @@ class Placement:
       It, or with its parameters gathered where it computes.
     """
     return model if self.mesh is None else Gathered(model, self.mesh)
+
+  def sampled(self, model: Any, params: Any) -> Any:
+    """Parameters whole over "fsdp", for the sampler, which reads them at every token.
+
+    In shards, every device would compute all rows and exchange the logits of each token.
+
+    Args:
+      model: a policy.
+      params: its parameters.
+
+    Returns:
+      The same.
+    """
+    if self.mesh is None:
+      return params
+    specs = jax.tree.map(without_fsdp, partition.param_specs(model.config))
+    return jax.device_put(params, jax.tree.map(partial(NamedSharding, self.mesh), specs))
 
   def rows(self, x: Any) -> jax.Array:
     """Puts rows on the devices: spread over them if they divide, else whole on each.

@@ -260,8 +260,11 @@ def _judged(run: _Run, prompts: list[Prompt], samples: Samples) -> tuple[Respons
 
 def _signal(total: np.ndarray, group_size: int) -> np.ndarray:
   """[P] whether the rewards of a group differ, those that could be given."""
-  rewards = jnp.asarray(total.reshape(-1, group_size))
-  return np.asarray(advantages.has_signal(rewards, where=~jnp.isnan(rewards)))
+  rewards = total.reshape(-1, group_size)
+  return np.asarray(_has_signal(rewards, where=~np.isnan(rewards)))
+
+
+_has_signal = jax.jit(advantages.has_signal)
 
 
 def _selected(drawn: list[Rollout], config: RolloutConfig) -> Rollout:

@@ -29,6 +29,7 @@ from jaxrl_lm.lm.reports import Report
 from jaxrl_lm.lm.tasks import Task
 from jaxrl_lm.lm.train_config import TrainConfig
 from jaxrl_lm.lm.train_state import TrainState, init_state
+from jaxrl_lm.lm.update_metrics import UpdateMetrics
 
 
 def train(
@@ -86,7 +87,7 @@ def _steps(
   for step in range(int(state.step), config.steps):
     times = [time.perf_counter()]
     drawn = rollouts.rollout(
-      policy._replace(params=state.params),
+      policy._replace(params=placement.sampled(policy.model, state.params)),
       task,
       config.rollout,
       seed=config.seed,
@@ -105,7 +106,7 @@ def _steps(
     if batches.has_signal(batch):
       for number, part in enumerate(batches.minibatches(config, batch, step, placement)):
         state, seen = update(state, part, _selection_key(config.seed, step, number))
-        metrics = seen if metrics is None else metrics + seen
+        metrics = seen if metrics is None else _merged(metrics, seen)
     cursor = int(state.cursor) + drawn.consumed
     state = state._replace(step=jnp.int32(step + 1), cursor=jnp.int32(cursor))
     jax.block_until_ready(state)
@@ -113,6 +114,11 @@ def _steps(
     spans = (after - before for before, after in itertools.pairwise(times))
     seconds = dict(zip(("sampling", "scoring", "update"), spans, strict=True))
     yield state, reports.report(config, step, drawn, batch, metrics, seconds)
+
+
+@jax.jit
+def _merged(metrics: UpdateMetrics, more: UpdateMetrics) -> UpdateMetrics:
+  return metrics + more
 
 
 def _selection_key(seed: int, step: int, number: int) -> jax.Array:
