@@ -123,8 +123,8 @@ def test_nothing_is_compiled_after_the_first_step(caplog: pytest.LogCaptureFixtu
 
 
 def test_the_reward_rises() -> None:
-  """Measured for six seeds: 0.28 to 0.34 over the first ten steps, 0.65 to 0.67 over the last."""
-  config = with_(CONFIG, steps=40, num_prompts=8, group_size=8)
+  """Of 14 seeds 13 rise by 0.28 to 0.38 in 40 steps, and one by 0.11; this is the first."""
+  config = with_(CONFIG, steps=40, num_prompts=8, group_size=8, seed=0)
   rewards = [float(report.rewards["total"].mean()) for _, report in run(config)]
   assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 0.25
 
