@@ -14,7 +14,7 @@ PIP = $(PY) -m pip install --quiet --disable-pip-version-check --no-input -c con
 PYTEST = $(PY) -m pytest -n $(WORKERS) --maxprocesses=8 --dist=worksteal $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev test test-slow lint format types doctest demo tables bench clean
+.PHONY: help install install-dev test test-slow lint format types doctest demo train tables bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -42,6 +42,9 @@ doctest: install ## the examples in the docstrings (README's run with the defaul
 demo: install ## the two headline experiments: tables, figures, results/
 	$(PY) -m experiments.length_bias demo
 	$(PY) -m experiments.ratio_explosion demo
+
+train: install ## GRPO on a small language model: reward, samples, figure, checkpoints, results/train
+	$(PY) -m experiments.train
 
 tables: install ## rewrite the generated tables: README.md, docs/parity.md, docs/which_grpo.md
 	$(PY) -c "from experiments.algorithm_table import update_readme; update_readme()"
