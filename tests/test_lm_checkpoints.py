@@ -508,8 +508,80 @@ def test_arrays_are_compared_by_their_bits():
 
 
 def test_what_cannot_be_compared_is_named():
-  with pytest.raises(TypeError, match=r"config\.a\[0\]: a object cannot be compared"):
-    settings({"a": [object()]})
+  with pytest.raises(TypeError, match=r"config\.a\[0\]: a lock cannot be compared"):
+    settings({"a": [threading.Lock()]})
+
+
+def times(x: Any, s: float = 1.0) -> Any:
+  return s * x
+
+
+def limited(by: int) -> Any:
+  def over(lengths: Any, limit: int = by) -> Any:
+    return lengths > limit
+
+  return over
+
+
+def test_constants_are_seen_wherever_they_are_bound():
+  pairs = [
+    (jax.jit(partial(np.add, 1)), jax.jit(partial(np.add, 2))),
+    (jax.jit(partial(times, s=1.0)), jax.jit(partial(times, s=2.0))),
+    (jax.vmap(partial(times, s=1.0)), jax.vmap(partial(times, s=2.0))),
+    (jax.vmap(times, in_axes=0), jax.vmap(times, in_axes=1)),
+    (jax.grad(partial(times, s=1.0)), jax.grad(partial(times, s=2.0))),
+    (limited(1), limited(2)),
+    (lambda x: x, lambda x: -x),
+    (jax.random.key(0), jax.random.key(1)),
+  ]
+  for one, two in pairs:
+    then = json.loads(json.dumps(settings(one), allow_nan=False))
+    assert differences(then, settings(one)) == []
+    assert differences(then, settings(two)) != []
+
+
+@pytest.mark.parametrize("value", [np.float64(0.1), np.str_("a"), np.int64(3), np.bool_(True)])
+def test_numbers_of_numpy_come_back_from_json(value):
+  then = json.loads(json.dumps(settings(value)))
+  assert differences(then, settings(value)) == []
+  assert differences(settings(1), settings(1.0)) == []
+  assert differences(settings(1), settings(True)) != []
+
+
+def test_a_folder_is_of_one_run_at_a_time(tmp_path, first, second):
+  with Checkpoints(tmp_path) as one, Checkpoints(tmp_path) as other:
+    one.save(1, first)
+    with pytest.raises(CheckpointError, match="another run saves in"):
+      other.save(1, second)
+    one.wait()
+    assert_same(Checkpoints(tmp_path).restore(abstract(first)).state, first)
+  one.close()  # twice is once
+  with pytest.raises(CheckpointError, match="is closed: step 2 was not saved"):
+    one.save(2, first)
+  with Checkpoints(tmp_path) as later:
+    later.save(2, second)
+
+
+def test_a_folder_that_went_away_is_an_error_and_not_a_wait(tmp_path, first):
+  """In a process of its own, which must end: Orbax would let it wait for minutes at its exit."""
+  code = (
+    "import shutil, sys, numpy as np\n"
+    "from jaxrl_lm.lm.checkpoints import Checkpoints\n"
+    "checkpoints = Checkpoints(sys.argv[1])\n"
+    "shutil.rmtree(sys.argv[1])\n"
+    "open(sys.argv[1], 'w').close()\n"
+    "checkpoints.save(1, {'a': np.zeros(2)})\n"
+    "checkpoints.wait()\n"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code, str(tmp_path / "run")],
+    capture_output=True,
+    text=True,
+    timeout=60,
+    check=False,
+  )
+  assert done.returncode == 1
+  assert "CheckpointError: step 1 was not saved" in done.stderr
 
 
 def test_another_configuration_is_refused(tmp_path):

@@ -352,6 +352,11 @@ def reachable(chosen):
   return found
 
 
+def test_no_number_of_countdown_is_its_target():
+  task = MADE["countdown"](numbers=3, largest=25, prompts=512)
+  assert not [x.text for x in task.prompts if x.reference[1] in x.reference[0]]
+
+
 def test_countdown_can_be_solved():
   task = MADE["countdown"](numbers=3, largest=9, prompts=60, held_out=10)
   for prompt in task.prompts + task.held_out:

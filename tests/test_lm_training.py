@@ -18,6 +18,7 @@ from jaxrl_lm.lm.optimizers import optimizer
 from jaxrl_lm.lm.placement import Placement
 from jaxrl_lm.lm.pretrained import Pretrained
 from jaxrl_lm.lm.rollouts import RolloutConfig
+from jaxrl_lm.lm.settings import differences, settings
 from jaxrl_lm.lm.tasks import Component, Prompt, Task
 from jaxrl_lm.lm.token_tasks import modular_sum, modular_sum_reward
 from jaxrl_lm.lm.train_config import TrainConfig
@@ -239,6 +240,57 @@ def test_an_excluded_sample_does_not_touch_its_group() -> None:
   np.testing.assert_array_equal(np.delete(batch.mask, 5, 0), np.delete(drawn.samples.mask, 5, 0))
 
 
+def gdpo(component_rewards: Any, where: Any) -> Any:
+  where = jnp.broadcast_to(where, component_rewards.shape)
+  return rl.multi_reward_normalized(component_rewards, weights=jnp.array([1.0, 0.5]), where=where)
+
+
+def test_component_rewards_are_those_that_count_and_know_what_is_missing() -> None:
+  """A component of weight 0 excludes nothing; a slot that cannot know of a NaN loses the group."""
+  nothing = Component("nothing", lambda x: np.full(len(x.texts), np.nan), 0.0)
+  second = Component("length", lambda x: x.mask.sum(axis=-1), 0.5)
+  task = replace(spoilt([5]), rewards=(nothing, *spoilt([5]).rewards, second))
+  config = with_(CONFIG, objective=replace(rl.GRPO, advantages=gdpo))
+  drawn, batch = prepared(config, task)
+  both = [drawn.scores.components[name].reshape(4, 4) for name in ("spoilt", "length")]
+  where = np.broadcast_to(~np.isnan(both[0]), (2, 4, 4))
+  want = gdpo(jnp.nan_to_num(jnp.asarray(both)), jnp.asarray(where[0])).reshape(16, 1)
+  np.testing.assert_allclose(batch.advantages, want, rtol=1e-6)
+  assert (batch.advantages != 0).any()
+  blind = lambda component_rewards: gdpo(component_rewards, jnp.ones((4, 4), bool))
+  _, unaware = prepared(with_(CONFIG, objective=replace(rl.GRPO, advantages=blind)), task)
+  assert not unaware.advantages[4:8].any()
+  others = np.delete(np.arange(16), range(4, 8))
+  np.testing.assert_allclose(unaware.advantages[others], batch.advantages[others], rtol=1e-6)
+
+
+def test_a_greedy_response_that_cannot_be_scored_costs_its_group_only() -> None:
+  """Prompt 0 has no greedy reward: the first call of the rewards is of samples, 16 rows."""
+
+  def reward(responses: Any) -> np.ndarray:
+    values = np.array(TASK.rewards[0].function(responses), float)
+    if len(values) == 4:
+      values[0] = np.nan
+    return values
+
+  task = replace(TASK, rewards=(Component("odd", reward),))
+  ((state, report),) = run(with_(CONFIG, steps=1, objective=rl.REMAX), task)
+  assert np.isfinite(state.params).all()
+  assert (state.params != PARAMS).any()
+  assert (int(state.skipped), int(report.scored.total)) == (0, 16)
+  call = {"seed": 7, "step": 0, "cursor": 0, "greedy": True}
+  drawn = rollouts.rollout(POLICY, task, CONFIG.rollout, **call)
+  assert drawn.scorable.tolist() == [False] * 4 + [True] * 12
+  assert not batches.counted(CONFIG, drawn)[:4].any()
+  assert not drawn.signal[0]
+
+
+def test_rewards_too_large_to_square_are_named() -> None:
+  task = replace(TASK, rewards=(Component("large", lambda x: 1e20 * TASK.rewards[0].function(x)),))
+  ((_, report),) = run(with_(CONFIG, steps=1), task)
+  assert any("a reward is 1e+20 in size" in text for text in report.warnings)
+
+
 def test_unfinished_responses_can_be_dropped_from_the_loss_only() -> None:
   drawn, batch = prepared(with_(CONFIG, drop_unfinished=True))
   _, whole = prepared(CONFIG)
@@ -387,6 +439,13 @@ LONG = Task((Prompt("short", (0,)), Prompt("long", (0,) * 254)), (), TASK.reward
     ({"group_size": 1}, TASK, "with group_size = 1 .* 0 whatever the rewards"),
     ({}, LONG, "254 tokens, .* context of 256: 'long'"),
     ({"stop_tokens": None}, TASK, "there is no tokenizer"),
+    ({"stop_tokens": (9,)}, TASK, r"stop_tokens must lie in the vocabulary \[0, 4\), got \[9\]"),
+    ({"top_k": 5}, TASK, "top_k must lie in"),
+    (
+      {},
+      Task((*TASK.prompts, Prompt("odd", (1, 4))), (), TASK.rewards),
+      r"vocabulary \[0, 4\), got \[4\] in 'odd'",
+    ),
     ({"objective": rl.PPO}, TASK, "take values, so update.critic must be given"),
     (
       {"overlong": lambda x: -x},
@@ -410,6 +469,15 @@ def test_what_cannot_run_is_said_before_anything_is_drawn(
     ({"temperature": 0.0}, "temperature must lie in"),
     ({"seed": -1}, "seed must lie in"),
     ({"epochs": 0}, "epochs must lie in"),
+    ({"micro_batches": 0}, "micro_batches must lie in"),
+    ({"max_grad_norm": 0.0}, "max_grad_norm must lie in"),
+    ({"top_p": 1.5}, "top_p must lie in"),
+    ({"seed": 2**63}, "seed must lie in"),
+    ({"selection": partial(rl.clip_cov_selection, fraction=0.1)}, "takes no `selected`"),
+    (
+      {"reward_kl": rl.kl_k1, "objective": replace(rl.GRPO, advantages=gdpo)},
+      "component_rewards, which it is not taken off",
+    ),
     ({"reward_kl_coef": 0.1}, "reward_kl_coef is given but reward_kl is None"),
   ],
 )
@@ -421,6 +489,37 @@ def test_configs_that_cannot_be(changes: dict[str, Any], message: str) -> None:
 def test_a_group_of_one_is_fine_where_nothing_is_compared() -> None:
   policy = POLICY._replace(model=Untouchable(VOCABULARY))
   train(policy, TASK, with_(CONFIG, group_size=1, objective=rl.REINFORCE))
+
+
+@pytest.mark.parametrize(
+  "slot",
+  [
+    lambda rewards: jnp.maximum(rewards - 3, 0.0),
+    lambda rewards, mask: rewards * mask * jnp.array([1.0, 0.5, 0.25])[None, None],
+  ],
+)
+def test_any_slot_that_can_teach_is_taken(slot: Any) -> None:
+  policy = POLICY._replace(model=Untouchable(VOCABULARY))
+  train(policy, TASK, with_(CONFIG, objective=replace(rl.GRPO, advantages=slot)))
+
+
+def test_a_run_can_be_made_longer_and_show_more() -> None:
+  assert differences(settings(CONFIG), settings(with_(CONFIG, steps=9, shown=1))) == []
+  assert differences(settings(CONFIG), settings(with_(CONFIG, micro_batches=1)))
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"importance": lambda log_weights, mask: log_weights[0]}, r"\[N, T\] \(16, 3\) or"),
+    ({"importance": lambda log_weights, mask: log_weights + jnp.inf}, "must return finite weights"),
+    ({"overlong": lambda lengths: np.full(16, -np.inf)}, "overlong must return .* finite"),
+    ({"overlong": lambda lengths: np.zeros(3)}, r"got shape \(3,\)"),
+  ],
+)
+def test_functions_that_return_what_cannot_be_are_named(changes: Any, message: str) -> None:
+  with pytest.raises(ValueError, match=message):
+    prepared(with_(CONFIG, **changes))
 
 
 def test_a_slot_that_asks_for_what_there_is_not() -> None:

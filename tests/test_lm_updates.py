@@ -434,6 +434,21 @@ def test_a_critic_needs_a_head_returns_and_parameters(start: Any) -> None:
     jax.eval_shape(partial(lm.response_values, model), state.params, *rows_of(batch))
 
 
+def test_a_tool_output_is_seen_and_not_counted(start: Any) -> None:
+  """The gradient is that of the whole row with weight 0 at the token that was not chosen."""
+  model, state, batch = start
+  config = lm.UpdateConfig(rl.REINFORCE, optax.sgd(1.0), max_grad_norm=None)
+  state = lm.init_state(config, state.params)
+  step = jit(partial(lm.update, model, config))
+  whole = batch._replace(old_logprobs=None, importance_weights=None, seen=batch.mask)
+  want, _ = step(state, whole._replace(loss_weights=batch.loss_weights.at[0, 1].set(0)))
+  counted = batch.mask.at[0, 1].set(False)
+  got, metrics = step(state, whole._replace(mask=counted))
+  assert_trees_close(got.params, want.params, rtol=1e-6)
+  assert (int(got.skipped), int(metrics.entropy.count)) == (0, int(counted.sum()))
+  assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, (got.params, state.params))))
+
+
 def test_empty_rows_are_added_and_change_nothing(start: Any) -> None:
   batch = jax.tree.map(lambda x: x[:5], start[2])
   padded = lm.pad_rows(batch, 4)

@@ -104,6 +104,34 @@ def test_any_mesh_gives_the_same(start: Any, everything_alone: Any, sizes: Any) 
   assert_same_on(make_mesh(*sizes), everything_alone, model, config_of(SGD), state, batch)
 
 
+def label(path: Any, _: Any) -> str:
+  return "frozen" if "embed" in jax.tree_util.keystr(path) else "trained"
+
+
+OPTIMIZERS = {
+  "factored": optax.adafactor(0.1, min_dim_size_to_factor=2),
+  "partly frozen": optax.multi_transform(
+    {"trained": optax.adamw(0.1), "frozen": optax.set_to_zero()},
+    partial(jax.tree_util.tree_map_with_path, label),
+  ),
+  "several": optax.MultiSteps(optax.inject_hyperparams(optax.adam)(learning_rate=0.1), 2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_any_optimiser_state_finds_its_place(start: Any, name: str) -> None:
+  """What is like its parameter lies as it does; the rest is whole everywhere."""
+  model, state, _ = start
+  config = dataclasses.replace(POLICY_ONLY, optimizer=OPTIMIZERS[name])
+  state = lm.init_state(config, state.params)
+  placed = jax.device_put(state, lm.state_shardings(make_mesh(2, 2, 1), model, config))
+  update_batches.assert_same_bits(placed, state)
+  where = {(x.shape, x.sharding.spec) for x in jax.tree.leaves(placed.params)}
+  sharded = [x for x in jax.tree.leaves(placed.opt_state) if x.sharding.spec != PartitionSpec()]
+  assert {(x.shape, x.sharding.spec) for x in sharded} <= where
+  assert any(x.ndim == 2 for x in sharded) == (name != "factored")
+
+
 def test_moments_lie_in_shards_as_their_parameters_do(start: Any) -> None:
   model, state, _ = start
   adam = lm.optimizer(1e-2, weight_decay=0.1)

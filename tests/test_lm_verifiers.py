@@ -80,7 +80,40 @@ NUMBERS = {
   "v1.5": None,
   "\uff17\uff12": None,  # full-width digits
   "7\u0662": None,  # an Arabic-Indic digit beside an ASCII one
-  "7\u00b2": 7,  # an exponent is no digit: it is read as a unit
+  "7\u00b2": None,
+  "7\u00bd": None,
+  "7 \u00bd": None,
+  "7^2": None,
+  "0x48": None,
+  "6x12": None,
+  "_-5_": -5,
+  "\u20135": -5,  # an en dash
+  "- 5": None,  # a minus, or a dash
+  "\u20145": None,
+  "minus 5": None,
+  "($5)": None,
+  "(72)": 72,
+  "72 m^2": 72,
+  "72 cm^{3}": 72,
+  "72 km2": 72,
+  "72\\ \\text{m}^2": 72,
+  "x^2 = 49": None,
+  "10^3": 1000,
+  "Rs.72": 72,
+  "No.72": 72,
+  "USD72": 72,
+  "is.72": None,
+  "\\frac12": Fraction(1, 2),
+  "-\\dfrac12": Fraction(-1, 2),
+  "\\frac123": None,
+  "1\u00a0000": 1000,
+  "1\u2009000": 1000,
+  "1\u202f000": 1000,
+  "1\\ 000": 1000,
+  "1'000": 1000,
+  "1 000": None,
+  "12\u00a034": None,
+  "72\u00a0kg": 72,
   "1e999": None,
   "9" * 5000: None,  # more digits than int() takes
 }
@@ -141,7 +174,17 @@ SOLUTIONS = {
   "She has 7": 7,
   "#### 7": 7,
   "72\n#### unknown": None,
-  "72\n####": None,
+  "72\n####": 72,
+  "\\boxed{72} clips\n####": 72,
+  "#### 72 #### 72": 72,
+  "#### 72 ####": 72,
+  "#### Step 1\n6 * 12\n#### Final Answer\n$$\\boxed{72}$$": 72,
+  "#### Final answer:\n72": 72,
+  "#### Step 2: multiply\nThe answer is 72.": 72,
+  "#### 1. Multiply\nThe answer is 72.": 72,
+  "#### 72\n\nThat is 6 * 12.": 72,
+  "#### unknown\n": None,
+  "#### - 72": None,
   "72\n#### 71 or 72": None,
   "it is 72, so \\boxed{72": None,  # cut off: the next character may be a digit
   "the answer is 1,5": None,
@@ -162,7 +205,9 @@ def test_a_solution_ends_on_a_number(text, value):
 def test_an_answer_is_marked_only_if_it_is_one_number():
   marked = ["#### 72", "\\boxed{72}", "#### $1,000"]
   unmarked = ["72", "#### 71 or 72", "#### many", "\\boxed{}", "\\boxed{72", "### 72"]
-  assert [problem_tasks.is_marked(text) for text in marked + unmarked] == [1.0] * 3 + [0.0] * 6
+  headings = ["#### Step 2: multiply", "#### Step 2\n72", "#### 1. Multiply\n72", "72\n####"]
+  got = [problem_tasks.is_marked(text) for text in marked + unmarked + headings]
+  assert got == [1.0] * 3 + [0.0] * 10
 
 
 @given(st.text(st.sampled_from("0123456789.,-/$% ex\\{}\n"), max_size=60))
@@ -197,9 +242,10 @@ def test_any_text_has_a_verdict(text):
 def test_a_word_counts_where_it_is_whole():
   for text in ["A dog.", "Dog!", "the DOG's tail", '"dog"', "dogma, dogs, a dog", "hot-dog"]:
     assert verifiers.contains_word(text, "dog"), text
-  for text in ["dogma", "hotdog", "dogs", "do g", "dog_1", "dog1", "dog\u00e9", ""]:
+  for text in ["dogma", "hotdog", "dogs", "do g", "dog_1", "dog1", "dog\u00e9", "dog\u0301", ""]:
     assert not verifiers.contains_word(text, "dog"), text
   assert verifiers.contains_word("a red ball.", "red ball")
+  assert verifiers.contains_word("a cafe\u0301.", "caf\u00e9")
   for word in ["", " dog", "dog.", "\n"]:
     with pytest.raises(ValueError, match="begin and end with a letter or digit"):
       verifiers.contains_word("text", word)
@@ -208,7 +254,9 @@ def test_a_word_counts_where_it_is_whole():
 def test_a_sentence_ends_with_its_punctuation():
   for text in ["The end.", "Really?", "Run! ", '"Yes," he said. "Go!"', "(The end.)\n", "\u3002"]:
     assert verifiers.ends_sentence(text), text
-  for text in ["", " ", "The end", "The end,", "The end:", "3.5", '"', ".)a", "\u2026"]:
+  for text in ["The end\u2026", "end.\u00bb", "**end.**", "_The end._"]:
+    assert verifiers.ends_sentence(text), text
+  for text in ["", " ", "The end", "The end,", "The end:", "3.5", '"', ".)a", "**"]:
     assert not verifiers.ends_sentence(text), text
 
 

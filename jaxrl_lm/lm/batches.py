@@ -97,7 +97,7 @@ def counted(config: TrainConfig, rollout: Rollout) -> Any:
   Returns:
     The mask.
   """
-  rows = ~np.isnan(rollout.scores.total)
+  rows = rollout.scorable
   if config.rollout.drop_unfinished:
     rows &= rollout.samples.finished
   return rollout.samples.mask & rows[:, None]
@@ -113,14 +113,16 @@ def with_advantages(config: TrainConfig, batch: Batch, rollout: Rollout) -> Batc
 
   Returns:
     The batch; the weights of the loss are still 0.
+
+  Raises:
+    ValueError: what `config.importance` returns is not finite, or of another shape.
   """
-  total: Any = rollout.scores.total
-  scored = ~np.isnan(total)
+  scored: Any = rollout.scorable
   arrays = _Arrays(
-    rewards=np.where(scored, total, 0),
+    rewards=np.where(scored, rollout.scores.total, 0),
     where=scored,
     drawn=rollout.samples.mask,
-    components=np.stack([*rollout.scores.components.values()], axis=-1),
+    components=np.where(scored[:, None], rollout.component_rewards, 0),
     old_logprobs=batch.old_logprobs,
     ref_logprobs=batch.ref_logprobs,
     old_values=batch.old_values,
@@ -137,7 +139,18 @@ def with_advantages(config: TrainConfig, batch: Batch, rollout: Rollout) -> Batc
     jnp.asarray(x) for x in (batch.old_logprobs, batch.sampler_logprobs, batch.mask)
   )
   weights: Any = np.asarray(config.importance(ratios.token_log_ratio(old, sampler, mask), mask))
+  _check_importance(weights, batch.mask)
   return batch._replace(importance_weights=weights)
+
+
+def _check_importance(weights: Any, mask: Any) -> None:
+  rows, length = mask.shape
+  if weights.shape not in ((rows, length), (rows, 1)):
+    raise ValueError(
+      f"importance must return [N, T] {mask.shape} or [N, 1], got shape {weights.shape}"
+    )
+  if odd := np.flatnonzero((mask & ~np.isfinite(weights)).any(axis=1)).tolist():
+    raise ValueError(f"importance must return finite weights, and in rows {odd[:8]} it does not")
 
 
 def has_signal(batch: Batch) -> bool:

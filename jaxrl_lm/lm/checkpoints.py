@@ -4,10 +4,12 @@ Orbax writes and reads; around it stands what it leaves to its callers. A restor
 containers, dtypes and shapes of the target or is refused, a flipped bit is an error, and so are a
 step saved twice, another configuration and a full disk.
 
-A folder belongs to one run at a time and is on a file system of its machines (a disk, NFS), not in
-an object store. In several processes each calls every method, at the same place of its program.
-Tested: 1 process, 1 and 8 devices of a CPU; 2 processes of a CPU on one machine (gloo). Not tested:
-a write that fails in one of several processes, for which Orbax lets the others wait 20 minutes.
+A folder belongs to one run at a time: the first save locks it until `close`, or until the process
+is gone, where the file system knows locks. Others may restore from it meanwhile. It is on a file
+system of its machines (a disk, NFS), not in an object store. In several processes each calls every
+method, at the same place of its program. Tested: 1 process, 1 and 8 devices of a CPU; 2 processes
+of a CPU on one machine (gloo). Not tested: a write that fails in one of several processes, for
+which Orbax lets the others wait 20 minutes.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from jaxrl_lm.lm import checkpoint_digests, checkpoint_layout, processes
+from jaxrl_lm.lm.folder_lock import FolderLock
 from jaxrl_lm.lm.settings import differences, settings
 
 _UNFINISHED = ".orbax-checkpoint-tmp"
@@ -61,7 +64,8 @@ class Checkpoints:
         ...
         checkpoints.save(step, state, {"rewards": rewards}, metric=held_out_reward)
 
-  Opening removes what a killed save has left. Closing waits for the save that is under way.
+  Opening removes what a killed save has left. Closing waits for the save that is under way, which
+  is lost if the interpreter ends before.
   """
 
   def __init__(
@@ -86,8 +90,14 @@ class Checkpoints:
     self.folder = Path(folder).absolute()
     self._settings = settings(config)
     self._saving: int | None = None
+    self._closed = False
     self.folder.mkdir(parents=True, exist_ok=True)
-    self._remove_unfinished()
+    self._lock = FolderLock(self.folder)
+    if (
+      jax.process_index() == 0 and self._lock.acquire()
+    ):  # else the unfinished ones are of a run that is saving
+      self._remove_unfinished()
+      self._lock.release()
     # Orbax logs, with tracebacks, what it raises as well; and that a metric is missing.
     self._quiet = partial(_not_of_orbax)  # an object of its own, that `close` can take away
     logging.getLogger("absl").addFilter(self._quiet)
@@ -130,9 +140,13 @@ class Checkpoints:
     Raises:
       ValueError: the step is there or is not the latest, or the record is not JSON.
       TypeError: a leaf of the state is not an array.
-      CheckpointError: this save, or the one before, has failed. Older steps are as they were.
+      CheckpointError: this save, or the one before, has failed, this is closed, or another run
+        saves in the folder. Older steps are as they were.
     """
+    if self._closed:
+      raise CheckpointError(f"{self.folder} is closed: step {step} was not saved")
     self.wait()
+    self._take_folder()
     self._check_new(step)
     layout = checkpoint_layout.layout(state)
     arrays = checkpoint_layout.stored_arrays(state)
@@ -168,10 +182,14 @@ class Checkpoints:
     Raises:
       CheckpointError: that save has failed.
     """
+    if self._closed:
+      return
+    self._closed = True
     try:
       self.wait()
     finally:
       self._manager.close()
+      self._lock.release()
       logging.getLogger("absl").removeFilter(self._quiet)
 
   def delete(self, step: int) -> None:
@@ -237,11 +255,21 @@ class Checkpoints:
       best_fn=_metric,  # without it the metric is not written, and not known after a restart
       preservation_policy=policy.AnyPreservationPolicy(kept),
       # Called when all files are written and the folder still has its temporary name.
-      async_options=ocp.AsyncOptions(post_finalization_callback=self._seal),
+      async_options=ocp.AsyncOptions(
+        post_finalization_callback=self._seal,
+        # In the background, one that fails lets the interpreter wait for minutes at its exit.
+        create_directories_asynchronously=False,
+      ),
     )
 
   def _path(self, step: int) -> Path:
     return self.folder / str(step)
+
+  def _take_folder(self) -> None:
+    free = jax.process_index() != 0 or self._lock.acquire(attempts=5)
+    if any(processes.every_process("" if free else "taken")):
+      raise CheckpointError(f"another run saves in {self.folder}: close it, or take another folder")
+    self._manager.reload()  # what was saved or deleted since it was opened
 
   def _seal(self) -> None:
     (unfinished,) = self.folder.glob(f"{self._saving}{_UNFINISHED}*")
@@ -330,11 +358,21 @@ def _checked_record(record: dict[str, Any]) -> dict[str, Any]:
   try:
     text = json.dumps(record, allow_nan=False)
   except (TypeError, ValueError) as error:
-    raise ValueError(f"the record is not JSON: {error}") from error
+    raise ValueError(f"the record is not JSON: {error}{_culprit(record)}") from error
   if not isinstance(record, dict) or not _text_keys(record):
     raise ValueError("the record and every mapping in it must have text as keys")
   loaded: dict[str, Any] = json.loads(text)
   return loaded
+
+
+def _culprit(record: Any) -> str:
+  """The first entry that cannot be written, where the record is a mapping."""
+  for key, value in record.items() if isinstance(record, dict) else ():
+    try:
+      json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+      return f", in {key!r}"
+  return ""
 
 
 def _text_keys(value: Any) -> bool:

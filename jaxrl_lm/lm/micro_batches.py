@@ -24,7 +24,8 @@ class Batch(NamedTuple):
     prompts: [R, W] int token ids.
     prompt_mask: [R, W] bool, False = padding; every row has a True.
     tokens: [R, T] int token ids of the responses.
-    mask: [R, T] bool, True = a token of the response; what stands elsewhere is not read.
+    mask: [R, T] bool, True = a token that the policy chose and that counts; what stands elsewhere
+      is not read, unless `seen` says so. Without `seen` it has no gap.
     advantages: [R, T], or [R, 1] for one value per response.
     loss_weights: [R, T] of `objective.loss_weights`, made on these R rows as a whole.
     old_logprobs: [R, T] of the policy the ratio is taken against, nats, by the scorer of the
@@ -34,6 +35,8 @@ class Batch(NamedTuple):
     importance_weights: [R, T] or [R, 1] of `corrections`; None = 1.
     old_values, returns: [R, T] of the critic when the tokens were drawn, and its targets; None
       without a critic.
+    seen: [R, T] bool, True = the model sees this token, from index 0 on without a gap: those of the
+      mask, and between them what it did not choose (tool outputs, other turns). None = the mask.
   """
 
   prompts: jax.Array
@@ -48,6 +51,7 @@ class Batch(NamedTuple):
   importance_weights: jax.Array | None = None
   old_values: jax.Array | None = None
   returns: jax.Array | None = None
+  seen: jax.Array | None = None
 
 
 def pad_rows(batch: Batch, multiple: int) -> Batch:

@@ -185,6 +185,8 @@ def countdown(
 
   def draw(rng: np.random.Generator) -> tuple[str, Any]:
     chosen, target = _solvable(rng, numbers, largest)
+    while target in chosen and largest > 1:  # a number alone would be right
+      chosen, target = _solvable(rng, numbers, largest)
     return ask(chosen, target), (chosen, target)
 
   def right(text: str, reference: Any) -> bool:

@@ -11,6 +11,9 @@ the fields of `Given`:
 One name has two meanings in the mathematics, and the signature tells them apart: a function with
 `mask` and without `where` (`gae`, `whitened_returns`) takes the rewards of tokens as `rewards`.
 Constants of the function are bound by `functools.partial`. It is called while it is traced.
+
+A function that takes neither `where` nor `mask` cannot know of a sample that could not be scored,
+and would count it: its advantages of a group with such a sample are not used.
 """
 
 from __future__ import annotations
@@ -36,8 +39,12 @@ class Given(NamedTuple):
     mask: [P, G, T] bool, the tokens of the samples that could be scored.
     token_rewards: [P, G, T] the same rewards, at the last token of each response, and what is
       given per token (a KL penalty).
-    component_rewards: [K, P, G] the rewards before they were weighed and summed, or None.
-    greedy_rewards: [P] reward of the greedy response to each prompt, or None.
+    component_rewards: [K, P, G] the rewards that are summed, before that and without a KL penalty
+      or weights; 0 where the sample could not be scored (`where`, which is to be broadcast to
+      [K, P, G], is of all K). Or None.
+    greedy_rewards: [P] reward of the greedy response to each prompt, without a KL penalty: a
+      baseline has no bias whatever it is. A group whose own cannot be scored is not `where`. Or
+      None.
     values: [P, G, T] a critic's values of the states before the tokens, or None.
   """
 
@@ -80,7 +87,8 @@ def advantages_of(advantages: Callable[..., Any], given: Given) -> jax.Array:
 
   Returns:
     [P, G, T], or [P, G, 1] where the slot gives one number per sample. Constant; 0 for samples
-    that could not be scored.
+    that could not be scored, and for all of their group if the slot takes neither `where` nor
+    `mask`.
 
   Raises:
     TypeError: the slot has a parameter without a default that is no field of `Given`.
@@ -107,7 +115,10 @@ def advantages_of(advantages: Callable[..., Any], given: Given) -> jax.Array:
       f"the objective's advantages must be [P, G] {given.rewards.shape} or [P, G, T] "
       f"{given.mask.shape}, got {result.shape}"
     )
-  return jnp.where(given.where[..., None], result, 0)
+  where = given.where
+  if not {"where", "mask"} & sources.keys():
+    where = jnp.broadcast_to(jnp.all(where, axis=-1, keepdims=True), where.shape)
+  return jnp.where(where[..., None], result, 0)
 
 
 def _sources(advantages: Callable[..., Any]) -> dict[str, str]:

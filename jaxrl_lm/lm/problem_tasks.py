@@ -47,7 +47,7 @@ def read_gsm8k(path: str | Path) -> tuple[Problem, ...]:
       row = json.loads(line)
       marked = verifiers.hash_answer(row["answer"])
       problem = Problem(row["question"], verifiers.read_number(marked or ""))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
       raise ValueError(f"{path}:{number}: no question and answer: {error!r}") from error
     if problem.answer is None:
       raise ValueError(f"{path}:{number}: no number after #### in {row['answer'][-80:]!r}")

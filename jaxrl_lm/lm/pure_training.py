@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_lm import checks, kl, masks
-from jaxrl_lm.lm import objective_advantages, sampling, scoring
+from jaxrl_lm.lm import objective_advantages, optimizers, sampling, scoring
 from jaxrl_lm.lm.decoding import Samples
 from jaxrl_lm.objectives import Objective, objective_loss
 from jaxrl_lm.returns import terminal_rewards
@@ -69,12 +69,14 @@ class PureMetrics(NamedTuple):
     lengths: over all samples, tokens.
     kl: k3 estimate of the KL to the initial policy, nats per token, before the update.
     loss: of the first epoch.
+    skipped: updates that were not made because a loss or gradient was not finite.
   """
 
   rewards: Average
   lengths: Average
   kl: Average
   loss: jax.Array
+  skipped: jax.Array
 
 
 class _Batch(NamedTuple):
@@ -92,7 +94,8 @@ class _Batch(NamedTuple):
 def make_train(config: PureTrainConfig) -> Callable[..., tuple[Any, PureMetrics]]:
   """The run of a config as a pure function.
 
-  A step in which no advantage differs from 0 changes nothing, momentum and KL term included.
+  A step in which no advantage differs from 0 changes nothing, momentum and KL term included; nor
+  does an update whose loss or gradient is not finite.
 
   Args:
     config: what the run is made of.
@@ -134,12 +137,12 @@ def make_train(config: PureTrainConfig) -> Callable[..., tuple[Any, PureMetrics]
       policies = params, reference
       batch, rewards = _batch(config, policies, prompts, prompt_mask, samples, temperature)
       update = _update(config, optimizer, batch, kl_coef, temperature)
-      updated, losses = jax.lax.scan(update, carry, None, length=config.epochs)
+      updated, (losses, finite) = jax.lax.scan(update, carry, None, length=config.epochs)
       signal = jnp.any((batch.advantages != 0) & batch.mask)
       carry = jax.tree.map(lambda new, old: jnp.where(signal, new, old), updated, carry)
-      return carry, _metrics(batch, samples.mask, rewards, losses[0])
+      return carry, _metrics(batch, samples.mask, rewards, losses[0], jnp.sum(~finite & signal))
 
-    carry = (params, optimizer.init(params))
+    carry = (params, optimizer.init(optimizers.widened(params)))
     (params, _), metrics = jax.lax.scan(step, carry, jnp.arange(config.steps))
     return params, metrics
 
@@ -197,7 +200,7 @@ def _update(
   batch: _Batch,
   kl_coef: Any,
   temperature: Any,
-) -> Callable[[tuple[Any, Any], None], tuple[tuple[Any, Any], jax.Array]]:
+) -> Callable[[tuple[Any, Any], None], tuple[tuple[Any, Any], tuple[jax.Array, jax.Array]]]:
   """One optimiser step on the batch, as `lax.scan` calls it."""
   weights = config.objective.loss_weights(batch.mask)
   mask = batch.mask.reshape(-1, batch.mask.shape[-1])
@@ -218,20 +221,23 @@ def _update(
     )
     return value
 
-  def update(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], jax.Array]:
+  def update(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], Any]:
     params, state = carry
     value, gradient = jax.value_and_grad(loss)(params)
-    change, state = optimizer.update(gradient, state, params)
-    return (optax.apply_updates(params, change), state), value
+    finite = optimizers.gradient_size(gradient).finite & jnp.isfinite(value)
+    return optimizers.step(optimizer, gradient, state, params, finite), (value, finite)
 
   return update
 
 
-def _metrics(batch: _Batch, drawn: jax.Array, rewards: jax.Array, loss: jax.Array) -> PureMetrics:
+def _metrics(
+  batch: _Batch, drawn: jax.Array, rewards: jax.Array, loss: jax.Array, skipped: jax.Array
+) -> PureMetrics:
   lengths = masks.lengths(drawn).astype(jnp.float32)
   return PureMetrics(
     rewards=Average.of(rewards, ~jnp.isnan(rewards)),
     lengths=Average.of(lengths, jnp.ones_like(lengths, dtype=jnp.bool_)),
     kl=Average.of(kl.kl_k3(batch.old_logprobs, batch.ref_logprobs, batch.mask), batch.mask),
     loss=loss,
+    skipped=skipped,
   )

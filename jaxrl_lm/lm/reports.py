@@ -13,6 +13,8 @@ from jaxrl_lm.lm.train_config import TrainConfig
 from jaxrl_lm.lm.update_metrics import UpdateMetrics
 from jaxrl_lm.statistics import Average
 
+LARGEST_REWARD = 1e18  # about the root of the largest float32: variances square
+
 
 class Sample(NamedTuple):
   """A response to look at.
@@ -131,13 +133,20 @@ def _warnings(
   """In words, with the numbers."""
   groups, signal = config.rollout.num_prompts, int(rollout.signal.sum())
   found = []
-  unscorable = int(np.isnan(rollout.scores.total).sum())
+  unscorable = int((~rollout.scorable).sum())
+  largest = float(np.nanmax(np.abs(rollout.scores.total), initial=0))
   dropped = int((rollout.samples.mask.any(axis=-1) & ~batch.mask.any(axis=-1)).sum()) - unscorable
   if metrics is None:
     found.append(
       f"step {step}: no advantage of the {groups} groups differs from 0 ({signal} have rewards "
       f"that differ, {unscorable} of {len(batch.mask)} responses could not be scored, {dropped} "
       "were dropped as unfinished), so there was no update"
+    )
+  if largest > LARGEST_REWARD:
+    found.append(
+      f"step {step}: a reward is {largest:g} in size; above {LARGEST_REWARD:g} the spread of a "
+      "group may not be finite in float32, so that its advantages are 0 or the update is skipped: "
+      "scale the reward"
     )
   if config.rollout.attempts > 1 and not rollout.signal.all():
     found.append(

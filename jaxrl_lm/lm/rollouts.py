@@ -56,6 +56,8 @@ class RolloutConfig:
     """Checks the sizes."""
     for name in ("num_prompts", "group_size", "max_new_tokens", "attempts"):
       checks.check_range(name, getattr(self, name), low=1)
+    for name in ("top_p", "min_p"):
+      checks.check_range(name, getattr(self, name), low=0.0, high=1.0)
 
   @property
   def rows(self) -> int:
@@ -76,7 +78,10 @@ class Rollout(NamedTuple):
     samples: [N, T].
     responses: the same, decoded.
     scores: their rewards; "overlong" is a component where it is configured, and in the total.
-    signal: [P] bool, whether the rewards of a group differ.
+    component_rewards: [N, K] those of them that are in the total, in the task's order, not
+      weighted; "overlong" is the last one.
+    signal: [P] bool, whether the rewards of a group differ and the greedy response, if there is
+      one, has a reward.
     greedy_rewards: [P] total of the greedy response to each prompt, or None.
     consumed: prompts that were drawn, P for every attempt.
     discarded: groups that were drawn and left out.
@@ -87,10 +92,19 @@ class Rollout(NamedTuple):
   samples: Samples
   responses: Responses
   scores: Scores
+  component_rewards: np.ndarray
   signal: np.ndarray
   greedy_rewards: np.ndarray | None
   consumed: int
   discarded: int
+
+  @property
+  def scorable(self) -> np.ndarray:
+    """[N] whether a reward is known, and that of the greedy response it is compared with."""
+    known = ~np.isnan(self.scores.total)
+    if self.greedy_rewards is not None:
+      known &= np.repeat(~np.isnan(self.greedy_rewards), len(known) // len(self.greedy_rewards))
+    return known
 
 
 def rollout(
@@ -156,8 +170,8 @@ def check_rollout(policy: Pretrained, task: Task, config: RolloutConfig) -> None
 
   Raises:
     ValueError: a prompt leaves no room for T tokens in the context (the message names it), there
-      is no stop token and the config does not say that there shall be none, or two rewards would
-      share a name.
+      is no stop token and the config does not say that there shall be none, a token or top_k is
+      outside of the vocabulary, or two rewards would share a name.
   """
   context = policy.model.config.max_length
   longest = max(task.prompts, key=lambda prompt: len(prompt.tokens))
@@ -166,9 +180,22 @@ def check_rollout(policy: Pretrained, task: Task, config: RolloutConfig) -> None
       f"a prompt has {len(longest.tokens)} tokens, which with max_new_tokens = "
       f"{config.max_new_tokens} is more than the model's context of {context}: {longest.text!r}"
     )
-  stop_tokens(policy, config)
+  _check_vocabulary(policy.model.config.vocab_size, task, stop_tokens(policy, config))
+  if config.top_k is not None:
+    checks.check_range("top_k", config.top_k, low=1, high=policy.model.config.vocab_size)
   if config.overlong is not None and any(reward.name == "overlong" for reward in task.rewards):
     raise ValueError("a reward of the task is called 'overlong', as the penalty of the config is")
+
+
+def _check_vocabulary(size: int, task: Task, stop_tokens: tuple[int, ...]) -> None:
+  for prompt in (*task.prompts, *task.held_out):
+    if outside := [token for token in prompt.tokens if not 0 <= token < size]:
+      raise ValueError(
+        f"tokens of a prompt must lie in the vocabulary [0, {size}), got {outside[:8]} in "
+        f"{prompt.text!r}"
+      )
+  if outside := [token for token in stop_tokens if not 0 <= token < size]:
+    raise ValueError(f"stop_tokens must lie in the vocabulary [0, {size}), got {outside[:8]}")
 
 
 def stop_tokens(policy: Pretrained, config: RolloutConfig) -> tuple[int, ...]:
@@ -196,6 +223,20 @@ def stop_tokens(policy: Pretrained, config: RolloutConfig) -> tuple[int, ...]:
   return ids
 
 
+def in_total(task: Task, config: RolloutConfig) -> list[str]:
+  """The rewards that are summed.
+
+  Args:
+    task: its rewards.
+    config: which may add a penalty.
+
+  Returns:
+    Names, in the order of `Rollout.component_rewards`.
+  """
+  names = [component.name for component in task.rewards if component.weight]
+  return names if config.overlong is None else [*names, "overlong"]
+
+
 class _Run(NamedTuple):
   """Of the arguments of `rollout`, those that all attempts share."""
 
@@ -212,17 +253,19 @@ def _attempt(run: _Run, prompts: list[Prompt], call: dict[str, Any], greedy: boo
   rows = [prompt for prompt in prompts for _ in range(config.group_size)]
   tokens, mask, samples = _drawn(run, rows, **truncation, **call)
   responses, scores = _judged(run, rows, samples)
-  greedy_rewards = None
+  greedy_rewards, compared = None, np.True_
   if greedy:
     *_, best = _drawn(run, prompts, seed=0, temperature=0.0)
     greedy_rewards = _judged(run, prompts, best)[1].total
+    compared = ~np.isnan(greedy_rewards)
   return Rollout(
     prompts=tokens,
     prompt_mask=mask,
     samples=samples,
     responses=responses,
     scores=scores,
-    signal=_signal(scores.total, config.group_size),
+    component_rewards=np.stack([scores.components[x] for x in in_total(run.task, config)], axis=-1),
+    signal=_signal(scores.total, config.group_size) & compared,
     greedy_rewards=greedy_rewards,
     consumed=len(prompts),
     discarded=0,
@@ -254,6 +297,11 @@ def _judged(run: _Run, prompts: list[Prompt], samples: Samples) -> tuple[Respons
   if run.config.overlong is None:
     return responses, scores
   penalty = np.asarray(run.config.overlong(masks.lengths(samples.mask)), np.float32)
+  if penalty.shape != scores.total.shape or not np.isfinite(penalty).all():
+    raise ValueError(
+      f"overlong must return {scores.total.shape} finite numbers, got shape {penalty.shape}: "
+      f"{penalty.reshape(-1)[:8].tolist()}"
+    )
   components = {**scores.components, "overlong": penalty}
   return responses, Scores(components, scores.total + penalty)
 
@@ -299,6 +347,7 @@ def _selected(drawn: list[Rollout], config: RolloutConfig) -> Rollout:
     samples,
     responses,
     of("scores"),
+    of("component_rewards"),
     signal[groups],
     greedy,
     consumed=size * len(drawn),

@@ -9,10 +9,12 @@ import hashlib
 import inspect
 import math
 import os
+import types
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 LARGEST_WRITTEN_OUT = 64  # elements; of a larger array the digest is compared
@@ -22,9 +24,10 @@ _ABSENT = "absent"
 def settings(value: Any) -> Any:
   """What a configuration says, in dicts, lists, numbers and text.
 
-  A function is its module and qualified name, with what a partial binds, and what a closure holds:
-  `partial(ppo_clip, clip_low=0.2)` and `optax.adam(1e-3)` differ from those of other constants. Two
-  lambdas of one place that close over equal values look alike.
+  A function is its module and qualified name, with its defaults, what a partial binds, and what a
+  closure or a decorator such as jit holds: `partial(ppo_clip, clip_low=0.2)` and `optax.adam(1e-3)`
+  differ from those of other constants. A lambda has no name of its own and is its bytecode too,
+  which another version of Python writes differently.
 
   Args:
     value: dataclass, mapping, sequence, set, NamedTuple, function, partial, object with attributes,
@@ -56,14 +59,20 @@ def differences(then: Any, now: Any) -> list[str]:
 def _plain(value: Any, where: str, outer: tuple[int, ...]) -> Any:
   if isinstance(value, enum.Enum):  # first: it may be a number or text as well
     return f"{type(value).__qualname__}.{value.name}"
-  if value is None or isinstance(value, bool | int | str):
+  if value is None or isinstance(value, bool):
     return value
+  if value is ... or isinstance(value, types.ModuleType):
+    return str(getattr(value, "__name__", "..."))
+  if isinstance(value, int | str):  # or of a class of NumPy or one's own, which JSON drops
+    return int(value) if isinstance(value, int) else str(value)
   if isinstance(value, float):
-    return value if math.isfinite(value) else str(value)
+    return float(value) if math.isfinite(value) else str(value)
   if isinstance(value, os.PathLike):
     return os.fspath(value)
   if (dtype := _dtype(value)) is not None:
     return str(dtype)
+  if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+    return {"(key)": str(value.dtype), "data": _array(jax.random.key_data(value))}
   if isinstance(value, jax.Array | np.ndarray | np.generic):
     return _array(value)
   if id(value) in outer:  # a function can close over itself
@@ -102,6 +111,10 @@ def _parts(value: Any, where: str) -> dict[str, Any] | list[Any]:
     return sorted(value, key=repr)
   if hasattr(value, "__qualname__"):
     return _function(value)
+  if type(value) is object:  # a mark such as "not given", which holds nothing
+    return name
+  if hasattr(value, "__wrapped__"):  # a jitted partial
+    return {"(wrapped)": value.__wrapped__}
   if hasattr(value, "__dict__"):
     return name | vars(value)
   raise TypeError(f"{where}: a {type(value).__name__} cannot be compared with that of another run")
@@ -111,12 +124,37 @@ def _function(function: Callable[..., Any]) -> dict[str, Any]:
   parts: dict[str, Any] = {"(function)": f"{function.__module__}.{function.__qualname__}"}
   if isinstance(function, type):
     return parts
-  inner = inspect.unwrap(function)  # of a jitted function, what it wraps
-  if cells := getattr(inner, "__closure__", None):
-    names = inner.__code__.co_freevars
-    parts |= {name: _content(cell) for name, cell in zip(names, cells, strict=True)}
+  inner: Any = function
+  while True:  # down to what a decorator wraps, such as jit, which may hold constants too
+    parts |= _constants(inner)
+    wrapped = getattr(inner, "__wrapped__", None)
+    if not hasattr(wrapped, "__qualname__"):
+      break
+    inner = wrapped
+  if wrapped is not None:
+    parts["(wrapped)"] = wrapped
   bound = getattr(function, "__self__", None)
   return parts if bound is None or inspect.ismodule(bound) else parts | {"(self)": bound}
+
+
+def _constants(function: Any) -> dict[str, Any]:
+  """Default arguments, variables of a closure, and the code of a lambda."""
+  if not isinstance(function, types.FunctionType):
+    return {}
+  code = function.__code__
+  positional = code.co_varnames[: code.co_argcount]
+  defaults = function.__defaults__ or ()
+  parts = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
+  parts |= function.__kwdefaults__ or {}
+  cells = function.__closure__ or ()
+  parts |= {name: _content(cell) for name, cell in zip(code.co_freevars, cells, strict=True)}
+  return parts | ({"(code)": _code(code)} if function.__name__ == "<lambda>" else {})
+
+
+def _code(code: types.CodeType) -> str:
+  constants = [_code(x) if isinstance(x, types.CodeType) else repr(x) for x in code.co_consts]
+  parts = (code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)
+  return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def _content(cell: Any) -> Any:
@@ -142,7 +180,7 @@ def _differences(then: Any, now: Any, where: str) -> list[str]:
   elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
     pairs = {str(index): pair for index, pair in enumerate(zip(then, now, strict=True))}
     names = {key: f"{where}[{key}]" for key in pairs}
-  elif type(then) is type(now) and then == now:
+  elif isinstance(then, bool) == isinstance(now, bool) and then == now:  # 1 is 1.0, not True
     return []
   else:
     return [f"{where or 'config'}: {_short(then)} there, {_short(now)} now"]

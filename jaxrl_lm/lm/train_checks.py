@@ -53,14 +53,14 @@ def check_training(
 
 
 def _check_teaches(task: Task, config: TrainConfig) -> None:
-  """Advantages of some rewards that all differ: if they are 0, those of every reward are."""
+  """Advantages of rewards that all differ, small and large: if all are 0, nothing can be learnt."""
   groups, size = config.rollout.num_prompts, config.rollout.group_size
   slot = config.update.objective.advantages
-  components = len(task.rewards) + (config.rollout.overlong is not None)
+  components = len(rollouts.in_total(task, config.rollout))
 
   @jax.jit
   def teaches(rewards: jax.Array) -> jax.Array:
-    mask = jnp.ones((groups, size, 2), jnp.bool_)
+    mask = jnp.ones((groups, size, config.rollout.max_new_tokens), jnp.bool_)
     given = Given(
       rewards=rewards,
       where=mask[..., 0],
@@ -73,7 +73,8 @@ def _check_teaches(task: Task, config: TrainConfig) -> None:
     )
     return jnp.any(objective_advantages.advantages_of(slot, given))
 
-  if not teaches(np.linspace(1, 2, groups * size, dtype=np.float32).reshape(groups, size)):
+  spread = np.linspace(-1, 2, groups * size, dtype=np.float32).reshape(groups, size)
+  if not any(teaches(sign * scale * spread) for scale in (1, 100, 1e4) for sign in (1, -1)):
     raise ValueError(
       f"with group_size = {size} (num_prompts = {groups}) the objective's advantages are 0 "
       "whatever the rewards: it compares a response with others of its group"

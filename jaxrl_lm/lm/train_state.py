@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_lm.lm import optimizers, partition, policy
@@ -93,6 +92,9 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def state_shardings(mesh: Mesh, model: policy.Model, config: UpdateConfig) -> TrainState:
   """Where a state lies: parameters by `param_specs`, and moments as their parameters.
 
+  What an optimiser keeps of another shape than the parameter it is of (a factored moment, a
+  counter) is whole on every device.
+
   Args:
     mesh: with Auto axes "data", "fsdp" and "tensor" (of size 1 where not wanted):
       `jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * 3)`.
@@ -112,26 +114,38 @@ def state_shardings(mesh: Mesh, model: policy.Model, config: UpdateConfig) -> Tr
   critic_params = config.critic and policy.abstract_params(config.critic.model.config)[1]
   state = jax.eval_shape(partial(init_state, config), params, critic_params)
   whole = NamedSharding(mesh, PartitionSpec())
-  pair = partial(_with_optimizer, mesh)
   critic = None
   if config.critic is not None:
-    parts = pair(config.critic.model, config.critic.optimizer, state.critic.opt_state)
+    parts = _with_optimizer(mesh, config.critic.model, critic_params, state.critic.opt_state)
     critic = CriticState(*parts)
-  params, opt_state = pair(model, config.optimizer, state.opt_state)
+  params, opt_state = _with_optimizer(mesh, model, params, state.opt_state)
   return TrainState(whole, whole, whole, params, opt_state, critic)
 
 
 def _with_optimizer(
-  mesh: Mesh, model: policy.Model, optimizer: optax.GradientTransformation, opt_state: Any
+  mesh: Mesh, model: policy.Model, params: Any, opt_state: Any
 ) -> tuple[Any, Any]:
-  """Shardings of the parameters of a model, and of the state of its optimiser."""
+  """Shardings of the parameters of a model, and of the state of its optimiser.
+
+  A leaf belongs to the parameter whose path its own path ends with: so whatever an optimiser wraps
+  around trees like that of the parameters, and whichever parts of them it leaves out.
+  """
   specs = partition.param_specs(model.config)
-  params = jax.tree.map(partial(NamedSharding, mesh), specs)
+  shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
   whole = NamedSharding(mesh, PartitionSpec())
-  like_params = optax.tree_utils.tree_map_params(
-    optimizer, lambda _, sharding: sharding, opt_state, params, transform_non_params=lambda _: whole
-  )
-  return params, like_params
+  of_path = {
+    path: (param.shape, sharding)
+    for (path, param), sharding in zip(
+      jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(shardings), strict=True
+    )
+  }
+
+  def placed(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+    owners = (of_path.get(path[i:]) for i in range(len(path) + 1))
+    shape, sharding = next((owner for owner in owners if owner), (None, whole))
+    return sharding if leaf.shape == shape else whole
+
+  return shardings, jax.tree_util.tree_map_with_path(placed, opt_state)
 
 
 def _check_mesh(mesh: Mesh) -> None:

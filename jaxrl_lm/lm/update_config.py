@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
 
-from jaxrl_lm import selection
+from jaxrl_lm import checks, selection
 from jaxrl_lm.lm import scoring
 from jaxrl_lm.objectives import Objective
 
@@ -31,6 +32,10 @@ class CriticConfig:
   value_clip: Any = 0.2
   max_grad_norm: Any = 1.0
 
+  def __post_init__(self) -> None:
+    """Checks what can be seen here."""
+    _check_norm(self.max_grad_norm)
+
 
 @dataclasses.dataclass(frozen=True)
 class UpdateConfig:
@@ -41,9 +46,10 @@ class UpdateConfig:
 
   Attributes:
     objective: a row of the table, or one of your own.
-    optimizer: of `optimizer`, or any other of optax.
+    optimizer: of `optimizer`, or any other of optax that is called with gradients and parameters
+      alone: not one that asks for the value of the loss.
     micro_batches: how many equal parts the rows are scored in, one after the other. Changes memory
-      and time, and no number.
+      and time, and numbers by rounding only; a run that is resumed to the bit keeps it.
     temperature: of the policy that is trained: the sampler's.
     kl: estimator of the KL term in the loss, such as `kl_k2`; None = no term.
     kl_coef: its weight.
@@ -69,6 +75,20 @@ class UpdateConfig:
   score: Callable[..., scoring.TokenScores] = scoring.response_scores
   max_grad_norm: Any = 1.0
   critic: CriticConfig | None = None
+
+  def __post_init__(self) -> None:
+    """Checks what can be seen here."""
+    checks.check_range("micro_batches", self.micro_batches, low=1)
+    _check_norm(self.max_grad_norm)
+    if self.selection is not None:
+      parameters = inspect.signature(self.objective.surrogate).parameters
+      if "selected" not in parameters:
+        raise ValueError("selection is given, but the objective's surrogate takes no `selected`")
+
+
+def _check_norm(max_grad_norm: Any) -> None:
+  if max_grad_norm is not None:
+    checks.check_range("max_grad_norm", max_grad_norm, low=0, open_low=True)
 
 
 def kl_cov_tokens(

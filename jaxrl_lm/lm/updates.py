@@ -145,7 +145,7 @@ def _selected(
 
 def _scores(model: Any, config: UpdateConfig, params: Any, batch: Batch) -> scoring.TokenScores:
   rows = (batch.prompts, batch.prompt_mask, batch.tokens, batch.mask)
-  return config.score(model, params, *rows, temperature=config.temperature)
+  return config.score(model, params, *rows, seen=batch.seen, temperature=config.temperature)
 
 
 def _policy_loss(
@@ -189,7 +189,7 @@ def _value_loss(critic: CriticConfig, params: Any, batch: Batch) -> tuple[jax.Ar
   if batch.old_values is None or batch.returns is None:
     raise ValueError("a critic needs old_values and returns in the batch")
   rows = (batch.prompts, batch.prompt_mask, batch.tokens, batch.mask)
-  found = scoring.response_values(critic.model, params, *rows)
+  found = scoring.response_values(critic.model, params, *rows, seen=batch.seen)
   weights = checks.as_constant("loss_weights", batch.loss_weights)
   used = batch.mask & (weights != 0)
   loss = values.clipped_value_loss(

@@ -2,13 +2,15 @@ r"""Is the answer right? Final answers in text, and whether two are the same num
 
 Numbers are exact rationals, so that nothing is right by rounding. What can be read in two ways is
 no number: "1,5" (a European decimal, or two numbers), "1,2345", "12.05.2020", digits that are not
-ASCII. The text of a policy under training is adversarial: everything here is linear in its
-length, evaluates nothing, and answers None or False where it does not understand.
+ASCII, a dash that may or may not be a minus. The text of a policy under training is adversarial:
+everything here is linear in its length, evaluates nothing, and answers None or False where it does
+not understand.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -27,17 +29,56 @@ _NUMBER = re.compile(
 )
 # In front of it. A minus between two operands (5-7), or a dash (--5), is no sign.
 _BEFORE = re.compile(
-  r"(?P<minus>(?<![-\u2212\w)\]}])[-\u2212])?"
-  r"(?:\\?[$\u20ac\u00a3\u00a5] ?(?P<inner>[-\u2212])?)?"  # dollar, euro, pound, yen
+  r"(?P<minus>(?<![-\u2212\u2013)\]}])(?<![^\W_])[-\u2212\u2013])?"
+  r"(?:\\?[$\u20ac\u00a3\u00a5] ?(?P<inner>[-\u2212\u2013])?)?"  # dollar, euro, pound, yen
   r"(?P<point>(?<!\.)\.)?\Z"
 )
 _LONGEST_BEFORE = 8
+# What may or may not be a sign, and a number that goes on: minus 5, - 5 in front of no operand, a
+# long dash, a power; 7½, 0x48, 6x12. What stands at the end of m2 or cm3 is a unit.
+_DOUBTFUL_BEFORE = re.compile(
+  r"(?:\b(?:minus|negative)[ \t]{1,3}|(?:^|[^-\u2013\u2212\s0-9)\]}%])[ \t]{0,3}[-\u2013\u2212]"
+  r"[ \t]{1,3}|[\u2012\u2014\u2015][ \t]{0,3}|\^[ {]{0,2}-?|(?<=[0-9)])\*\*)"
+  r"\\?[$\u20ac\u00a3\u00a5]?\Z",
+  re.IGNORECASE,
+)
+_DOUBTFUL_AFTER = re.compile(
+  r" ?[\u00b2\u00b3\u00b9\u00bc-\u00be\u2070\u2074-\u2079\u2150-\u215e\u2189]"
+  r"|(?!(?:mm|cm|dm|m|km|in|ft|yd|mi)[23]\b)[^\W\d_]{1,8}[0-9]"
+)
+_DOUBTFUL_WINDOW = 24  # characters; more than either can match
+_ACCOUNTING = re.compile(r"\( ?\\?[$\u20ac\u00a3\u00a5][^()]*\)")  # ($5) may be -5
 _DECIMAL = re.compile(r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]*)(?:\.[0-9]*)?")
-_HASHES = re.compile(r"####([^\n]*)")
-_FRACTION = re.compile(r"\\[dt]?frac *\{([^{}]*)\} *\{([^{}]*)\}")
-_LATEX = ((re.compile(r"(?<=[0-9])(?=\\[dt]?frac)"), " "), (_FRACTION, r"\1/\2"))
-_LATEX_SPACE = re.compile(r"\\[,!]|\{,\}")
-_ENDING = re.compile("[.!?\u3002\uff01\uff1f]['\"\u2019\u201d)\\]]*")
+_HASHES = "####"
+_NUMBERED_HEADING = re.compile(r"[\W_]*(?:step|part|case|section|question|problem)\b\W*[0-9]", re.I)
+_LISTED_HEADING = re.compile(r"[\s*_]*[0-9]{1,2}[.)][\s*_]+[^\W\d]")
+_LATEX = (
+  (re.compile(r"\\(?:text|mathrm|textbf|mathbf|textrm) *\{([^{}]*)\}"), r" \1 "),
+  (re.compile(r"(?<=[0-9])(?=\\[dt]?frac)"), " "),
+  (re.compile(r"\\[dt]?frac *\{([^{}]*)\} *\{([^{}]*)\}"), r"\1/\2"),
+  (re.compile(r"\\[dt]?frac *([0-9])([0-9])(?![0-9])"), r"\1/\2"),
+  (re.compile(r"\\!"), ""),
+)
+_NO_BREAK = "\u00a0\u2009\u202f"  # spaces inside of a number, or before its unit
+_WRITTEN = (
+  (
+    re.compile(
+      r"\{,\}|\\,|(?<=[0-9])(?:\\[ ;:]|~|['\u2019" + _NO_BREAK + r"])(?=[0-9]{3}(?![0-9]))"
+    ),
+    ",",
+  ),
+  (re.compile(r"\\[ ;:]|~|[" + _NO_BREAK + "]"), " "),
+  (
+    re.compile(
+      r"\b(mm|cm|dm|m|km|in|ft|yd|mi|inch|inches|feet|meters|units)\}? ?\^\{?[23]\}?(?![0-9])"
+    ),
+    r"\1",
+  ),
+  (re.compile(r"\b(?:Rs|No|no)\.(?=[0-9])"), ""),
+  (re.compile(r"\b(?:USD|US|EUR|GBP|INR|Rs)(?=[0-9$])"), ""),
+  (re.compile(r"(?<![\w.,*^/])10 ?\^ ?(?:\{([0-9]{1,2})\}|([0-9]{1,2})(?![0-9]))"), r"1e\1\2"),
+)
+_ENDING = re.compile("[.!?\u2026\u3002\uff01\uff1f]['\"\u2019\u201d\u00bb)\\]*_]*")
 
 
 class Number(NamedTuple):
@@ -68,16 +109,14 @@ def read_number(text: str) -> Number | None:
     >>> read_number("$1,250.50 each").value, read_number("1,5"), read_number("71 or 72")
     (Fraction(2501, 2), None, None)
   """
-  found = list(_NUMBER.finditer(_without_latex(text)))
-  return _number(found[0]) if len(found) == 1 else None
+  text = _plain(text)
+  found = list(_NUMBER.finditer(text))
+  return _number(found[0]) if len(found) == 1 and not _ACCOUNTING.search(text) else None
 
 
-def _without_latex(text: str) -> str:
-  if "\\" not in text and "{,}" not in text:
-    return text
-  # A thin space parts thousands, or a number from its unit.
-  text = _LATEX_SPACE.sub(lambda m: "," if m[0] != "\\!" else "", text)
-  for pattern, replacement in _LATEX:
+def _plain(text: str) -> str:
+  """Without LaTeX, signs of currency in letters, and powers of units and of ten."""
+  for pattern, replacement in (*(_LATEX if "\\" in text else ()), *_WRITTEN):
     text = pattern.sub(replacement, text)
   return text
 
@@ -86,6 +125,9 @@ def _number(match: re.Match[str]) -> Number | None:
   start = match.start()
   before = _BEFORE.search(match.string, max(0, start - _LONGEST_BEFORE), start)
   assert before is not None  # it matches the empty string
+  window = match.string[max(0, start - _DOUBTFUL_WINDOW) : start]
+  if _DOUBTFUL_BEFORE.search(window) or _DOUBTFUL_AFTER.match(match.string, match.end()):
+    return None
   value = _decimal((before["point"] or "") + match["run"])
   exponent, above = int((match["exponent"] or "0")[:9]), match["above"]
   if value is None or len(match[0]) > LONGEST_NUMBER or abs(exponent) > LARGEST_EXPONENT:
@@ -135,20 +177,28 @@ def same_number(a: Number | None, b: Number | None) -> bool:
 
 
 def hash_answer(text: str) -> str | None:
-  r"""What stands after the last "####", to the end of its line.
+  r"""What stands after the last "####", to the end of its line; a heading of Markdown is no answer.
+
+  A heading is "Step 2: ...", also of a part or a case, and in front of other lines "1. ..." and
+  what has no digit ("Final answer:"); so is a last "####" with nothing after it.
 
   Args:
     text: a solution.
 
   Returns:
-    The answer; None without the mark.
+    The answer; None without the mark, or if the last one makes a heading.
 
   Example:
     >>> hash_answer("6 * 12 = 72\n#### 72 clips")
     '72 clips'
   """
-  found = _HASHES.findall(text)
-  return found[-1].strip() if found else None
+  _, mark, rest = text.rpartition(_HASHES)
+  line, _, after = rest.partition("\n")
+  wordless, followed = not line.strip(), bool(after.strip())
+  heading = _NUMBERED_HEADING.match(line) or (
+    followed and (_LISTED_HEADING.match(line) or not any(map(str.isdigit, line)))
+  )
+  return None if not mark or wordless or heading else line.strip()
 
 
 def boxed_answer(text: str) -> str | None:
@@ -202,7 +252,7 @@ def last_number(text: str) -> Number | None:
     (Fraction(72, 1), None)
   """
   last = None
-  for match in _NUMBER.finditer(_without_latex(text)):
+  for match in _NUMBER.finditer(_plain(text)):
     last = match
   return _number(last) if last else None
 
@@ -241,11 +291,11 @@ def contains_word(text: str, word: str) -> bool:
   """
   if not (word and word[0].isalnum() and word[-1].isalnum()):
     raise ValueError(f"word must begin and end with a letter or digit, got {word!r}")
-  text, word = text.casefold(), word.casefold()
+  text, word = (unicodedata.normalize("NFC", x.casefold()) for x in (text, word))
   start = text.find(word)
   while start >= 0:
     around = text[max(0, start - 1) : start] + text[start + len(word) : start + len(word) + 1]
-    if not any(character.isalnum() or character == "_" for character in around):
+    if not any(x.isalnum() or x == "_" or unicodedata.combining(x) for x in around):
       return True
     start = text.find(word, start + 1)
   return False
