@@ -4,9 +4,9 @@ Claim: the reward rises. By default GRPO (arXiv:2402.03300) teaches stories260K,
 parameters, to write of a dog and to end its story.
 Setting: 8 prompts x 8 samples of up to 96 tokens in a step, AdamW at 3e-4, KL term k2 with
 coefficient 0.05. Where stories260K is absent, addition on a transformer that pretrains itself.
-Time: 145 seconds of a CPU, 2 to 4 minutes on two cores; addition 46 seconds, pretraining included.
+Time: 145 seconds of a CPU, 2 minutes on two quiet cores; addition 46 seconds, pretraining included.
 Expected: the reward of the last quarter of the steps exceeds that of the first by more than 5
-standard errors (measured: 0.46 -> 1.42, 11.6 of them; held out 0.06 -> 1.45); a miss exits with an
+standard errors (measured: 0.41 -> 1.40, 13 of them; held out 0.02 -> 1.46); a miss exits with an
 error. With other settings it is a hypothesis.
 Command: python -m experiments.train [config] [--objective gspo --learning-rate 1e-4 ...]
 A run that is killed goes on by the same command; with more --steps, further.
