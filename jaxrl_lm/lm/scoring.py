@@ -93,9 +93,7 @@ def response_logprobs(
   """
 
   def score(params: Any, rows: _Rows, temperature: Any) -> jax.Array:
-    logits = truncation.keep_valid(
-      model.logits(params, _hidden_before(model, params, rows)), valid_vocab
-    )
+    logits = _logits(model, params, rows, valid_vocab)
     scored = logprobs.token_logprobs(logits, rows.tokens, mask=rows.mask, temperature=temperature)
     return _nan_where_undefined(model, rows, scored)
 
@@ -132,9 +130,7 @@ def response_scores(
   """
 
   def score(params: Any, rows: _Rows, temperature: Any) -> TokenScores:
-    logits = truncation.keep_valid(
-      model.logits(params, _hidden_before(model, params, rows)), valid_vocab
-    )
+    logits = _logits(model, params, rows, valid_vocab)
     scores = TokenScores(
       logprobs.token_logprobs(logits, rows.tokens, mask=rows.mask, temperature=temperature),
       logprobs.token_entropy(logits, mask=rows.mask, temperature=temperature),
@@ -247,6 +243,12 @@ def _on_rows(score: Callable[..., Any], params: Any, rows: _Rows, temperature: A
 def _hidden_before(model: Any, params: Any, rows: _Rows) -> jax.Array:
   """[B, N, D] hidden states, at index t the one that predicts token t of the response."""
   return _before(_output(model, params, rows).hidden, rows.prompt_mask)
+
+
+def _logits(model: Any, params: Any, rows: _Rows, valid_vocab: Any) -> jax.Array:
+  """[B, N, V] logits of each token of the response; -inf at ids that do not exist."""
+  logits = model.logits(params, _hidden_before(model, params, rows))
+  return truncation.keep_valid(logits, valid_vocab)
 
 
 def _output(model: Any, params: Any, rows: _Rows) -> Any:
