@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from rich.table import Table
 
 from configs.real_runs import Config
 from experiments.real_run import setup
-from jaxrl_lm.lm import micro_batches, partition, policy, sampling, train_state, updates
-from jaxrl_lm.lm.gathered import without_fsdp
+from jaxrl_lm.lm import micro_batches, policy, sampling, train_state, updates
+from jaxrl_lm.lm.gathered import whole_shardings
 from jaxrl_lm.lm.micro_batches import Batch
 from jaxrl_lm.lm.placement import Placement
 from jaxrl_lm.lm.train_config import TrainConfig
@@ -86,9 +86,7 @@ def sampled_params(made: Plan) -> Any:
   """The parameters as the sampler has them: whole over fsdp."""
   if made.mesh is None:
     return made.state.params
-  specs = jax.tree.map(without_fsdp, partition.param_specs(made.model.config))
-  shardings = jax.tree.map(partial(NamedSharding, made.mesh), specs)
-  return setup.placed(made.state.params, shardings)
+  return setup.placed(made.state.params, whole_shardings(made.mesh, made.model.config))
 
 
 def lower(made: Plan) -> dict[str, Any]:

@@ -75,22 +75,25 @@ class Gathered:
 
   def _whole(self, params: Any) -> Any:
     specs = partition.param_specs(self.config)
+    shards = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
     # The inner constraint is for the backward pass: it scatters the gradient.
-    params = jax.lax.with_sharding_constraint(params, self._shardings(specs))
-    whole = self._shardings(jax.tree.map(without_fsdp, specs))
-    return jax.lax.with_sharding_constraint(params, whole)
-
-  def _shardings(self, specs: Any) -> Any:
-    return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
+    params = jax.lax.with_sharding_constraint(params, shards)
+    return jax.lax.with_sharding_constraint(params, whole_shardings(self.mesh, self.config))
 
 
-def without_fsdp(spec: PartitionSpec) -> PartitionSpec:
-  """Where a parameter lies that is whole over "fsdp".
+def whole_shardings(mesh: Mesh, config: PolicyConfig) -> Any:
+  """Where the parameters of a policy lie that are whole over "fsdp", and split over "tensor".
 
   Args:
-    spec: of the parameter in shards.
+    mesh: with axes "fsdp" and "tensor".
+    config: of the policy.
 
   Returns:
-    The same over "tensor".
+    A `NamedSharding` for every parameter.
   """
-  return PartitionSpec(*(None if axis == "fsdp" else axis for axis in spec))
+
+  def sharding(spec: PartitionSpec) -> NamedSharding:
+    axes = (None if axis == "fsdp" else axis for axis in spec)
+    return NamedSharding(mesh, PartitionSpec(*axes))
+
+  return jax.tree.map(sharding, partition.param_specs(config))

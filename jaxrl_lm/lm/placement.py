@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_lm.lm import partition, train_state
-from jaxrl_lm.lm.gathered import Gathered, without_fsdp
+from jaxrl_lm.lm import train_state
+from jaxrl_lm.lm.gathered import Gathered, whole_shardings
 from jaxrl_lm.lm.train_state import TrainState
 from jaxrl_lm.lm.update_config import UpdateConfig
 
@@ -59,8 +58,7 @@ class Placement:
     """
     if self.mesh is None:
       return params
-    specs = jax.tree.map(without_fsdp, partition.param_specs(model.config))
-    return jax.device_put(params, jax.tree.map(partial(NamedSharding, self.mesh), specs))
+    return jax.device_put(params, whole_shardings(self.mesh, model.config))
 
   def rows(self, x: Any) -> jax.Array:
     """Puts rows on the devices: spread over them if they divide, else whole on each.
