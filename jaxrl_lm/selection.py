@@ -155,6 +155,7 @@ def clip_cov_selection(
 
   Raises:
     ValueError: shapes differ, or a constant is out of range.
+    TypeError: the key is None.
 
   Example:
     >>> logprobs, advantages = jnp.array([-1.0, -2.0, -6.0]), jnp.array([1.0, 1.0, -2.0])
@@ -164,6 +165,8 @@ def clip_cov_selection(
 
   Reference: Cui et al. 2025, arXiv:2505.22617, eq. 11 (fraction 2e-4, cov in (1, 5)).
   """
+  if key is None:
+    raise TypeError("key is required, got None: which tokens are left out is drawn at random")
   low, high = gains.log_band(clip_low, clip_high)
   checks.check_range("cov_low", cov_low)
   if not isinstance(cov_low, jax.core.Tracer):

@@ -94,6 +94,13 @@ def test_an_update_is_a_step_along_the_gradient_of_the_objective(name: str) -> N
   np.testing.assert_allclose(metrics.grad_norm.mean(), norm, rtol=3e-6)
 
 
+def test_a_selection_that_draws_asks_for_its_key() -> None:
+  config = lm.UpdateConfig(rl.CLIP_COV, optax.sgd(RATE), selection=SELECTIONS["CLIP_COV"])
+  state = lm.init_state(config, jnp.zeros((8, 8)))
+  with pytest.raises(TypeError, match="key is required, got None"):
+    lm.update(Bigram(8), config, state, update_batches.ragged())
+
+
 # ------------------------------------------------ a policy with a critic and every term of a loss
 
 

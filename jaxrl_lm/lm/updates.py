@@ -55,7 +55,8 @@ def update(
   Raises:
     ValueError: shapes do not match, the rows do not go into micro-batches, or what a term of the
       loss needs is missing.
-    TypeError: a mask is not boolean, or the surrogate needs a selection and there is none.
+    TypeError: a mask is not boolean, or the surrogate needs a selection and there is none, or the
+      selection draws and there is no key.
 
   Reference: the objective names its own; accumulation with weights of the whole batch: the fault
     it avoids is huggingface/trl#3021.
