@@ -49,7 +49,7 @@ class Report(NamedTuple):
     metrics: of all updates of the step; None if there was none.
     seconds: "sampling" (with decoding and rewards), "scoring", "update".
     samples: responses of the first groups, one of each.
-    warnings: what somebody should know.
+    warnings: what somebody should know. One that is true of every step alike comes with step 0.
   """
 
   step: int
@@ -153,7 +153,7 @@ def _warnings(
       f"step {step}: after {rollout.consumed} prompts only {signal} of {groups} "
       f"groups have rewards that differ; the others are without signal"
     )
-  if config.rollout.truncated and config.importance is None:
+  if step == 0 and config.rollout.truncated and config.importance is None:
     found.append(
       "top_k, top_p or min_p is on and importance is None: the samples are off-policy for the "
       "loss. sampler_logprobs are of the truncated distribution, old_logprobs of the whole one"
