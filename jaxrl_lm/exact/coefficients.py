@@ -173,7 +173,7 @@ def kind_coefficients(
   """
   mask = np.asarray(language.mask)
   # Any log-probs will do: random ones show whether they matter.
-  logprobs = -np.random.default_rng(0).exponential(1.0, mask.shape)
+  logprobs = -np.random.default_rng(0).exponential(np.ones(mask.shape))
   loss = ResponseLoss(objective, None, 0.0, {"logprobs": logprobs})
   members = [np.unique(m[:, 1]) for m in classes.members]
   if not _are_alike(loss, language, members, kinds):

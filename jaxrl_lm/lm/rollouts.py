@@ -253,11 +253,11 @@ def _attempt(run: _Run, prompts: list[Prompt], call: dict[str, Any], greedy: boo
   rows = [prompt for prompt in prompts for _ in range(config.group_size)]
   tokens, mask, samples = _drawn(run, rows, **truncation, **call)
   responses, scores = _judged(run, rows, samples)
-  greedy_rewards, compared = None, np.True_
+  greedy_rewards, signal = None, _signal(scores.total, config.group_size)
   if greedy:
     *_, best = _drawn(run, prompts, seed=0, temperature=0.0)
     greedy_rewards = _judged(run, prompts, best)[1].total
-    compared = ~np.isnan(greedy_rewards)
+    signal = signal & ~np.isnan(greedy_rewards)
   return Rollout(
     prompts=tokens,
     prompt_mask=mask,
@@ -265,7 +265,7 @@ def _attempt(run: _Run, prompts: list[Prompt], call: dict[str, Any], greedy: boo
     responses=responses,
     scores=scores,
     component_rewards=np.stack([scores.components[x] for x in in_total(run.task, config)], axis=-1),
-    signal=_signal(scores.total, config.group_size) & compared,
+    signal=signal,
     greedy_rewards=greedy_rewards,
     consumed=len(prompts),
     discarded=0,
