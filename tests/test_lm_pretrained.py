@@ -510,6 +510,12 @@ def test_llama2c_merges_by_score_and_falls_back_to_bytes(text, pieces, tokenizer
   assert tokenizer.decode(ids) == text
 
 
+def test_llama2c_says_its_pieces_and_their_scores(tokenizer):
+  assert [piece.decode() for piece in tokenizer.pieces[259:]] == list(PIECES)
+  assert tokenizer.scores[259:] == list(PIECES.values())
+  assert len(tokenizer.pieces) == len(tokenizer.scores) == tokenizer.vocab_size
+
+
 def test_llama2c_decodes_parts_of_a_text(tokenizer):
   a, space_a = 259, 266
   assert tokenizer.decode([space_a, space_a]) == "a a"

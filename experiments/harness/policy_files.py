@@ -64,7 +64,7 @@ def _characters(tokenizer: Characters) -> dict[str, Any]:
 
 
 def _llama2c(tokenizer: Llama2cTokenizer) -> dict[str, Any]:
-  pieces, scores = tokenizer._pieces, tokenizer._scores
+  pieces, scores = tokenizer.pieces, tokenizer.scores
   names = [piece.decode() for piece in pieces]
   names[1:3] = ["<s>", "</s>"]
   ids = {piece: i for i, piece in reversed(list(enumerate(pieces)))}

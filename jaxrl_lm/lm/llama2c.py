@@ -117,15 +117,16 @@ class Llama2cTokenizer:
     bos_id: in front of every text. It ends one as well: the model writes it between stories.
     eos_ids: (1,).
     vocab_size: number of pieces.
+    pieces, scores: bytes of each id, and its rank among merges: the higher, the earlier.
   """
 
   bos_id: int | None = _BOS
   eos_ids: tuple[int, ...] = (_BOS,)
 
   def __init__(self, path: Path, vocab_size: int):
-    self._pieces, self._scores = _read_tokenizer(path, vocab_size)
+    self.pieces, self.scores = _read_tokenizer(path, vocab_size)
     # The first of equal pieces.
-    self._ids = {piece: i for i, piece in reversed(list(enumerate(self._pieces)))}
+    self._ids = {piece: i for i, piece in reversed(list(enumerate(self.pieces)))}
     self.vocab_size = vocab_size
 
   def encode(self, text: str) -> list[int]:
@@ -157,9 +158,9 @@ class Llama2cTokenizer:
       if i < 0 or after[i] == len(ids):
         return
       left, right = ids[i], ids[after[i]]
-      merged = self._ids.get(self._pieces[left] + self._pieces[right])
-      if merged is not None and self._scores[merged] > -np.inf:
-        heapq.heappush(waiting, (-self._scores[merged], i, left, right, merged))
+      merged = self._ids.get(self.pieces[left] + self.pieces[right])
+      if merged is not None and self.scores[merged] > -np.inf:
+        heapq.heappush(waiting, (-self.scores[merged], i, left, right, merged))
 
     for i in range(len(ids)):
       wait(i)
@@ -192,7 +193,7 @@ class Llama2cTokenizer:
     for i in known_ids(ids, self.vocab_size):
       special = i in (_BOS, _EOS)
       if not special:
-        piece = self._pieces[i]
+        piece = self.pieces[i]
         if _FIRST_BYTE <= i < _FIRST_BYTE + 256:
           piece = bytes([i - _FIRST_BYTE])
         data += piece.removeprefix(b" ") if begins else piece
