@@ -264,6 +264,18 @@ def test_what_cannot_be_saved_is_refused_at_once(tmp_path, tree, record, message
     assert checkpoints.steps == []
 
 
+def test_a_folder_that_is_no_checkpoint_is_named_and_stays(tmp_path):
+  saved(tmp_path, _1={"x": jnp.ones(4)})
+  (tmp_path / "7").mkdir()
+  (tmp_path / "7" / "notes.txt").write_text("mine")
+  with pytest.raises(ValueError, match=r"7 is named like a step and is no checkpoint \(notes.txt"):
+    Checkpoints(tmp_path)
+  assert (tmp_path / "7" / "notes.txt").read_text() == "mine"
+  (tmp_path / "7").rename(tmp_path / "notes")
+  with Checkpoints(tmp_path) as checkpoints:
+    assert checkpoints.steps == [1]
+
+
 @pytest.mark.parametrize("arguments", [{"keep_latest": 0}, {"keep_best": -1}])
 def test_nothing_to_keep_is_refused(tmp_path, arguments):
   with pytest.raises(ValueError, match="cannot keep"):

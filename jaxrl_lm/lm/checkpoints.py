@@ -35,6 +35,8 @@ from jaxrl_lm.lm.settings import differences, settings
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _SHOWN = 20  # differences in a message; those of another architecture are all alike
 _STATE, _RECORD, _METRIC = "state", "record", "metric"
+# In the folder of a step; a deletion that was killed leaves some of them, or none.
+_OWN = {_STATE, _RECORD, "metrics", checkpoint_digests.FILE, *checkpoint_digests.UNCOVERED}
 
 
 class CheckpointError(RuntimeError):
@@ -80,7 +82,8 @@ class Checkpoints:
       keep_best: how many of the highest metric are kept beside them.
 
     Raises:
-      ValueError: nothing would be kept, or the folder is an address.
+      ValueError: nothing would be kept; the folder is an address, or holds one that is named like
+        a step and is no checkpoint.
       FileExistsError: the folder is a file.
     """
     if keep_latest < 1 or keep_best < 0:
@@ -92,6 +95,7 @@ class Checkpoints:
     self._saving: int | None = None
     self._closed = False
     self.folder.mkdir(parents=True, exist_ok=True)
+    _check_own(self.folder)
     self._lock = FolderLock(self.folder)
     if (
       jax.process_index() == 0 and self._lock.acquire()
@@ -339,6 +343,18 @@ class Checkpoints:
       else f"step {intact} is intact: restore it with step={intact}, and `delete` the later ones"
     )
     raise CheckpointError(f"{found[0]}; {advice}")
+
+
+def _check_own(folder: Path) -> None:
+  """No foreign folder is named like a step: Orbax would count it, and delete it one day."""
+  for path in folder.iterdir():
+    if path.name.isdecimal() and path.is_dir():
+      names = {content.name for content in path.glob("*")}
+      if names and not names & _OWN:
+        raise ValueError(
+          f"{path} is named like a step and is no checkpoint ({', '.join(sorted(names)[:3])} is in "
+          "it): move it, or take another folder"
+        )
 
 
 def _metric(metrics: dict[str, float]) -> float:
