@@ -28,6 +28,7 @@ from jaxrl_lm.lm import checkpoint_digests
 from jaxrl_lm.lm.checkpoints import CheckpointError, Checkpoints
 from jaxrl_lm.lm.processes import GracefulExit
 from jaxrl_lm.lm.settings import differences, settings
+from jaxrl_lm.vocabulary_sharding import VocabularySharding
 from tests import checkpoint_worker
 
 ROOT = Path(__file__).parents[1]
@@ -517,6 +518,22 @@ def test_arrays_are_compared_by_their_bits():
   assert differences(settings(x), settings(x.copy())) == []
   assert differences(settings(x), settings(x + 1e-12))
   assert differences(settings(jnp.ones(2)), settings(np.ones(2, np.float32))) == []
+
+
+def test_meshes_are_compared_by_their_axes():
+  def sharding(devices, axis, sizes):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[devices]).reshape(sizes), ("data", "tensor"))
+    return VocabularySharding("tensor", P(("data", axis), None), mesh)
+
+  then = settings(sharding(slice(4), "tensor", (2, 2)))
+  assert then == json.loads(json.dumps(then))
+  assert differences(then, settings(sharding(slice(4, 8), "tensor", (2, 2)))) == []
+  other = settings(sharding(slice(4), "fsdp", (4, 1)))
+  assert differences(then, other) == [
+    "tokens[0][1]: 'tensor' there, 'fsdp' now",
+    "mesh.data: 2 there, 4 now",
+    "mesh.tensor: 2 there, 1 now",
+  ]
 
 
 def test_what_cannot_be_compared_is_named():

@@ -31,8 +31,8 @@ def settings(value: Any) -> Any:
 
   Args:
     value: dataclass, mapping, sequence, set, NamedTuple, function, partial, object with attributes,
-      enum, dtype, path, array, number, text or None, nested. A dataclass field of `compare=False`
-      is left out: it may differ.
+      enum, dtype, path, array, mesh (its axes, not its devices), partition, number, text or None,
+      nested. A dataclass field of `compare=False` is left out: it may differ.
 
   Returns:
     A value that JSON gives back as it is; NaN and infinities are text.
@@ -105,8 +105,10 @@ def _parts(value: Any, where: str) -> dict[str, Any] | list[Any]:
     return {str(key): item for key, item in value.items()}
   if isinstance(value, tuple) and hasattr(value, "_asdict"):
     return name | value._asdict()
-  if isinstance(value, list | tuple):
+  if isinstance(value, list | tuple | jax.sharding.PartitionSpec):
     return list(value)
+  if isinstance(value, jax.sharding.Mesh):
+    return name | value.shape
   if isinstance(value, Set):
     return sorted(value, key=repr)
   if hasattr(value, "__qualname__"):
