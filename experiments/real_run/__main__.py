@@ -63,7 +63,7 @@ def cli(arguments: Sequence[str] | None = None) -> None:
       check: Compile, and compare memory with that of the devices.
       model: Folder of Hugging Face with the weights.
       problems: GSM8K's train.jsonl.
-      out: Folder of checkpoints and metrics; continued if it holds some.
+      out: Folder of checkpoints, steps.jsonl and the model; continued if it holds some.
     """
     return names, check, model, problems, out
 
