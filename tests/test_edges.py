@@ -180,7 +180,7 @@ def test_functions_of_the_whole_batch_take_rows_sharded_over_an_explicit_mesh(ji
     }
 
   arrays = (x, on, logits, rewards, groups)
-  want = everything(*arrays)
+  want = jax.jit(everything)(*arrays)
   mesh = jax.make_mesh((8,), ("data",))
   with jax.set_mesh(mesh):
     placed = jax.device_put(arrays, NamedSharding(mesh, P("data")))
