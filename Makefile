@@ -37,7 +37,7 @@ types: install-dev ## mypy
 	$(PY) -m mypy jaxrl_lm
 
 doctest: install ## the examples in the docstrings (README's run with the default suite)
-	$(PY) -m pytest -p tests.conftest --doctest-modules jaxrl_lm $(ARGS)
+	$(PYTEST) -p tests.conftest --doctest-modules jaxrl_lm
 
 demo: install ## the two headline experiments: tables, figures, results/
 	$(PY) -m experiments.length_bias demo
