@@ -8,6 +8,7 @@ from jaxrl_lm.lm.gathered import Gathered
 from jaxrl_lm.lm.micro_batches import Batch, pad_rows
 from jaxrl_lm.lm.number_tasks import addition, countdown, digits
 from jaxrl_lm.lm.optimizers import optimizer
+from jaxrl_lm.lm.packing import few_shapes, pack_rows, unpack_tokens
 from jaxrl_lm.lm.partition import param_specs
 from jaxrl_lm.lm.policy import Cache, Model, Output, PolicyConfig, abstract_params, init
 from jaxrl_lm.lm.pretrained import Pretrained, load, save
@@ -98,6 +99,7 @@ __all__ = [
   "countdown",
   "decode_responses",
   "digits",
+  "few_shapes",
   "fingerprint",
   "first_token",
   "gsm8k",
@@ -110,6 +112,7 @@ __all__ = [
   "make_train",
   "modular_sum",
   "optimizer",
+  "pack_rows",
   "pad_prompts",
   "pad_rows",
   "param_specs",
@@ -124,6 +127,7 @@ __all__ = [
   "stories",
   "stream",
   "train",
+  "unpack_tokens",
   "update",
   "word_problems",
 ]

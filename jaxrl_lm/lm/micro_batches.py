@@ -20,6 +20,8 @@ from jaxrl_lm import checks
 class Batch(NamedTuple):
   """The rows of one update, [R, ...] each. All but the tokens is constant of the loss.
 
+  A row is a prompt and its response, or, in the batch of `pack_rows`, several of them.
+
   Attributes:
     prompts: [R, W] int token ids.
     prompt_mask: [R, W] bool, False = padding; every row has a True.
@@ -37,6 +39,8 @@ class Batch(NamedTuple):
       without a critic.
     seen: [R, T] bool, True = the model sees this token, from index 0 on without a gap: those of the
       mask, and between them what it did not choose (tool outputs, other turns). None = the mask.
+    segment_ids: [R, T] int of packed rows, equal where tokens are of one sequence, its prompt and
+      response, 0 = padding. Prompts are then [R, 0] and `seen` is None. None = not packed.
   """
 
   prompts: jax.Array
@@ -52,6 +56,7 @@ class Batch(NamedTuple):
   old_values: jax.Array | None = None
   returns: jax.Array | None = None
   seen: jax.Array | None = None
+  segment_ids: jax.Array | None = None
 
 
 def pad_rows(batch: Batch, multiple: int) -> Batch:
@@ -78,6 +83,8 @@ def pad_rows(batch: Batch, multiple: int) -> Batch:
     return jnp.concatenate([x, jnp.zeros((missing, *x.shape[1:]), x.dtype)])
 
   batch = jax.tree.map(padded, batch)
+  if batch.segment_ids is not None:
+    return batch
   # One (arbitrary) prompt token, for a model that attends to nothing has nothing to say.
   return batch._replace(prompt_mask=batch.prompt_mask.at[-missing:, 0].set(True))
 
@@ -153,7 +160,8 @@ def summed_gradient(
 def _split(rows: Any, parts: int) -> Any:
   """[R, ...] -> [K, R / K, ...]; part k has rows k, k + K, ...: some of every device's."""
   return jax.tree.map(
-    lambda x: jnp.swapaxes(jnp.asarray(x).reshape(-1, parts, *x.shape[1:]), 0, 1), rows
+    lambda x: jnp.swapaxes(jnp.asarray(x).reshape(len(x) // parts, parts, *x.shape[1:]), 0, 1),
+    rows,
   )
 
 
