@@ -7,6 +7,8 @@
 
 All are at index t for token t. Scorers of one signature: which one an update uses is a slot of its
 configuration, and old log-probs are taken from the same one.
+
+A row is a prompt and its response, or, with `segment_ids`, several of them one after the other.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxrl_lm import checks, linear_logprobs, logprobs, masks
-from jaxrl_lm.lm import truncation
+from jaxrl_lm.lm import attention, truncation
 from jaxrl_lm.vocabulary_sharding import VocabularySharding
 from jaxrl_lm.vocabulary_statistics import TILE_BUDGET
 
@@ -39,13 +41,14 @@ class TokenScores(NamedTuple):
 
 
 class _Rows(NamedTuple):
-  """Prompts and responses, checked."""
+  """Prompts and responses, checked; with segment ids both are in the tokens."""
 
   prompts: jax.Array
   prompt_mask: jax.Array
   tokens: jax.Array
   mask: jax.Array
   seen: jax.Array
+  segment_ids: jax.Array | None
 
 
 def response_logprobs(
@@ -57,6 +60,7 @@ def response_logprobs(
   mask: jax.Array,
   *,
   seen: jax.Array | None = None,
+  segment_ids: jax.Array | None = None,
   temperature: Any = 1.0,
   valid_vocab: Any = None,
 ) -> jax.Array:
@@ -78,17 +82,23 @@ def response_logprobs(
     seen: [B, N] bool, True at the tokens that are there, from index 0 on without a gap: those that
       count, and those that only condition them (the output of a tool, other turns). What stands
       elsewhere is not read. None = mask, which must then have no gap.
+    segment_ids: [B, N] int of packed rows (`packing.pack_rows`), equal where tokens are of one
+      sequence, its prompt and response without a gap, 0 = padding. Then all tokens are in `tokens`,
+      prompts are [B, 0], and `seen` is None. Each sequence is scored as in a row of its own, its
+      positions and context from its first token on. None = a row is one sequence.
     temperature: the sampler's temperature, > 0.
     valid_vocab: the sampler's number of ids that exist, <= V; the others have probability 0.
       None = V.
 
   Returns:
     [B, N] log-probs in nats, float32 at least. NaN at a counted token that has none: after a gap in
-      `seen`, beyond the model's context, at an id outside of the vocabulary and after it.
+      `seen`, at the first one of a segment, beyond the model's context, at an id outside of the
+      vocabulary and after it.
 
   Raises:
     ValueError: shapes do not match, a constant is out of range, or, if the masks are concrete,
-      there is a gap, a counted token that is not seen, or a row longer than `max_length`.
+      there is a gap, a counted token that is not seen or the first one of its segment, or a
+      sequence longer than `max_length`.
     TypeError: tokens are not integers, or a mask is not boolean.
   """
 
@@ -97,7 +107,7 @@ def response_logprobs(
     scored = logprobs.token_logprobs(logits, rows.tokens, mask=rows.mask, temperature=temperature)
     return _nan_where_undefined(model, rows, scored)
 
-  rows = _checked(model, prompts, prompt_mask, tokens, mask, seen)
+  rows = _checked(model, prompts, prompt_mask, tokens, mask, seen, segment_ids)
   return _on_rows(score, params, rows, temperature)
 
 
@@ -110,6 +120,7 @@ def response_scores(
   mask: jax.Array,
   *,
   seen: jax.Array | None = None,
+  segment_ids: jax.Array | None = None,
   temperature: Any = 1.0,
   valid_vocab: Any = None,
 ) -> TokenScores:
@@ -119,8 +130,8 @@ def response_scores(
 
   Args:
     model, params, prompts, prompt_mask, tokens, mask: as of `response_logprobs`.
-    seen, temperature, valid_vocab: as of `response_logprobs`. Both results are differentiated in
-      the parameters.
+    seen, segment_ids, temperature, valid_vocab: as of `response_logprobs`. Both results are
+      differentiated in the parameters.
 
   Returns:
     TokenScores.
@@ -137,7 +148,7 @@ def response_scores(
     )
     return _nan_where_undefined(model, rows, scores)
 
-  rows = _checked(model, prompts, prompt_mask, tokens, mask, seen)
+  rows = _checked(model, prompts, prompt_mask, tokens, mask, seen, segment_ids)
   return _on_rows(score, params, rows, temperature)
 
 
@@ -150,6 +161,7 @@ def linear_response_scores(
   mask: jax.Array,
   *,
   seen: jax.Array | None = None,
+  segment_ids: jax.Array | None = None,
   temperature: Any = 1.0,
   valid_vocab: Any = None,
   sharding: VocabularySharding | None = None,
@@ -163,7 +175,7 @@ def linear_response_scores(
 
   Args:
     model, params, prompts, prompt_mask, tokens, mask: as of `response_logprobs`.
-    seen, temperature, valid_vocab: as of `response_logprobs`.
+    seen, segment_ids, temperature, valid_vocab: as of `response_logprobs`.
     sharding: as of `linear_token_logprobs`; on a mesh bind it with `functools.partial`.
     memory_budget: as of `linear_token_logprobs`.
 
@@ -187,7 +199,7 @@ def linear_response_scores(
     )
     return _nan_where_undefined(model, rows, TokenScores(stats.logprobs, stats.entropy))
 
-  rows = _checked(model, prompts, prompt_mask, tokens, mask, seen)
+  rows = _checked(model, prompts, prompt_mask, tokens, mask, seen, segment_ids)
   return _on_rows(score, params, rows, temperature)
 
 
@@ -200,6 +212,7 @@ def response_values(
   mask: jax.Array,
   *,
   seen: jax.Array | None = None,
+  segment_ids: jax.Array | None = None,
 ) -> jax.Array:
   r"""A critic's value of the state before each response token.
 
@@ -209,7 +222,7 @@ def response_values(
   Args:
     model: with a scalar head; static under jit.
     params: its parameters. Differentiated.
-    prompts, prompt_mask, tokens, mask, seen: as of `response_logprobs`.
+    prompts, prompt_mask, tokens, mask, seen, segment_ids: as of `response_logprobs`.
 
   Returns:
     [B, N] values, float32 at least, 0 where the mask is False.
@@ -224,16 +237,17 @@ def response_values(
     values = _output(model, params, rows).values
     if values is None:
       raise ValueError("the critic has no scalar head: PolicyConfig(..., scalar_head=True) has one")
-    values = _before(checks.as_float("values", values)[..., None], rows.prompt_mask)[..., 0]
+    values = _before(checks.as_float("values", values)[..., None], rows)[..., 0]
     return _nan_where_undefined(model, rows, masks.zero_masked(values, rows.mask))
 
-  return _on_rows(score, params, _checked(model, prompts, prompt_mask, tokens, mask, seen), 1.0)
+  rows = _checked(model, prompts, prompt_mask, tokens, mask, seen, segment_ids)
+  return _on_rows(score, params, rows, 1.0)
 
 
 def _on_rows(score: Callable[..., Any], params: Any, rows: _Rows, temperature: Any) -> Any:
   """The scores; on an Explicit mesh the compiler lays out what is between."""
   checks.check_temperature(temperature)
-  sharding = explicit_rows(params, *rows)
+  sharding = explicit_rows(params, *(x for x in rows if x is not None))
   if sharding is not None:
     score = jax.sharding.auto_axes(score, out_sharding=sharding)
     temperature = jnp.asarray(temperature)
@@ -242,7 +256,7 @@ def _on_rows(score: Callable[..., Any], params: Any, rows: _Rows, temperature: A
 
 def _hidden_before(model: Any, params: Any, rows: _Rows) -> jax.Array:
   """[B, N, D] hidden states, at index t the one that predicts token t of the response."""
-  return _before(_output(model, params, rows).hidden, rows.prompt_mask)
+  return _before(_output(model, params, rows).hidden, rows)
 
 
 def _logits(model: Any, params: Any, rows: _Rows, valid_vocab: Any) -> jax.Array:
@@ -253,23 +267,30 @@ def _logits(model: Any, params: Any, rows: _Rows, valid_vocab: Any) -> jax.Array
 
 def _output(model: Any, params: Any, rows: _Rows) -> Any:
   """The model's output over prompts and responses."""
-  prompts, prompt_mask, tokens, _, seen = rows
+  prompts, prompt_mask, tokens, _, seen, segment_ids = rows
   real = jnp.concatenate([prompt_mask, seen], axis=1)
   # In one dtype of at least 32 bits: a narrow one of the prompts would wrap the tokens.
   wide = jnp.promote_types(jnp.promote_types(prompts.dtype, tokens.dtype), jnp.int32)
   sequences = jnp.concatenate([prompts.astype(wide), tokens.astype(wide)], axis=1)
   sequences = jnp.where(real, sequences, 0)
-  return model.apply(params, sequences, segment_ids=real.astype(jnp.int32))
+  if segment_ids is None:
+    segment_ids = real.astype(jnp.int32)
+  return model.apply(params, sequences, segment_ids=segment_ids)
 
 
-def _before(x: jax.Array, prompt_mask: jax.Array) -> jax.Array:
+def _before(x: jax.Array, rows: _Rows) -> jax.Array:
   """[B, N, D] of x [B, P + N, D]: at index t what stands at the token before response token t."""
-  width = prompt_mask.shape[1]
-  return jnp.concatenate([last_hidden(x[:, :width], prompt_mask), x[:, width:-1]], axis=1)
+  if rows.segment_ids is not None:
+    return jnp.roll(x, 1, axis=1)  # what comes round is of a first token, which does not count
+  width = rows.prompt_mask.shape[1]
+  return jnp.concatenate([last_hidden(x[:, :width], rows.prompt_mask), x[:, width:-1]], axis=1)
 
 
 def _nan_where_undefined(model: Any, rows: _Rows, scores: Any) -> Any:
-  """NaN at tokens that count and stand after a gap, or beyond the context."""
+  """NaN at tokens that count and stand after a gap, first in a segment, or beyond the context."""
+  if rows.segment_ids is not None:
+    undefined = _first(rows.segment_ids) | _beyond(model, rows.segment_ids)
+    return jax.tree.map(lambda x: jnp.where(rows.mask & undefined, jnp.nan, x), scores)
   count = jnp.sum(rows.prompt_mask, axis=1, keepdims=True, dtype=jnp.int32)
   count = count + jnp.cumsum(rows.seen, axis=1, dtype=jnp.int32)
   gap = jnp.cumsum(~rows.seen, axis=1, dtype=jnp.int32) > 0
@@ -277,9 +298,33 @@ def _nan_where_undefined(model: Any, rows: _Rows, scores: Any) -> Any:
   return jax.tree.map(lambda x: jnp.where(undefined, jnp.nan, x), scores)
 
 
+def _first(segment_ids: jax.Array) -> jax.Array:
+  """True at padding, and at a token whose predecessor in the row is not of its segment."""
+  changes = segment_ids[:, 1:] != segment_ids[:, :-1]
+  return jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True) | (segment_ids <= 0)
+
+
+def _beyond(model: Any, segment_ids: jax.Array) -> jax.Array:
+  """True at tokens beyond the context of the model."""
+  return attention.default_positions(segment_ids, None) >= model.config.max_length
+
+
 def _checked(
-  model: Any, prompts: Any, prompt_mask: Any, tokens: Any, mask: Any, seen: Any
+  model: Any,
+  prompts: Any,
+  prompt_mask: Any,
+  tokens: Any,
+  mask: Any,
+  seen: Any,
+  segment_ids: Any,
 ) -> _Rows:
+  if segment_ids is not None:
+    if seen is not None or jnp.shape(prompts)[1:] != (0,):
+      raise ValueError(
+        "with segment_ids all tokens are in `tokens`: seen must be None and prompts [B, 0], got "
+        f"{'None' if seen is None else 'seen'} and prompts of shape {jnp.shape(prompts)}"
+      )
+    return _checked_packed(model, prompts, prompt_mask, tokens, mask, segment_ids)
   prompts, prompt_mask = check_prompts(prompts, prompt_mask)
   tokens, mask, seen = _check_response(tokens, mask, seen)
   checks.check_same_shape(**{"prompts[:, 0]": prompts[:, 0], "tokens[:, 0]": tokens[:, 0]})
@@ -290,7 +335,32 @@ def _checked(
         f"prompts and tokens are longer than the context: {longest} in a row, max_length is "
         f"{model.config.max_length}"
       )
-  return _Rows(prompts, prompt_mask, tokens, mask, seen)
+  return _Rows(prompts, prompt_mask, tokens, mask, seen, None)
+
+
+def _checked_packed(
+  model: Any, prompts: Any, prompt_mask: Any, tokens: Any, mask: Any, segment_ids: Any
+) -> _Rows:
+  prompts = checks.check_integer("prompts", prompts)
+  prompt_mask = checks.check_mask(prompt_mask, name="prompt_mask", prompts=prompts)
+  tokens = checks.check_integer("tokens", tokens)
+  if tokens.ndim != 2 or not tokens.size:
+    raise ValueError(f"tokens must be [B, N] with B, N >= 1, got shape {tokens.shape}")
+  mask = checks.check_mask(mask, tokens=tokens)
+  ids = checks.check_integer("segment_ids", segment_ids)
+  checks.check_same_shape(tokens=tokens, segment_ids=ids)
+  if is_concrete(ids) and is_concrete(mask):
+    if rows := np.flatnonzero((mask & _first(ids)).any(axis=1)).tolist():
+      raise ValueError(
+        "mask must be False at padding and at the first token of a segment, which nothing "
+        f"predicts, and in rows {rows} it is not"
+      )
+    if rows := np.flatnonzero(_beyond(model, ids).any(axis=1)).tolist():
+      raise ValueError(
+        f"a segment is longer than the context: in rows {rows}, max_length is "
+        f"{model.config.max_length}"
+      )
+  return _Rows(prompts, prompt_mask, tokens, mask, ids > 0, ids)
 
 
 def _check_response(tokens: Any, mask: Any, seen: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
