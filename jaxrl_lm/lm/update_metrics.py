@@ -207,6 +207,7 @@ def _clipped(
       batch.mask,
       loss_weights=batch.loss_weights,
       importance_weights=batch.importance_weights,
+      segment_ids=batch.segment_ids,
       selected=selected,
     )[0]
 

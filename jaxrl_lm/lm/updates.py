@@ -139,14 +139,17 @@ def _selected(
   logprobs = micro_batches.over_parts(score, batch, config.micro_batches)
   old = logprobs if batch.old_logprobs is None else batch.old_logprobs
   log_ratio = ratios.token_log_ratio(logprobs, old, batch.mask)
-  log_ratio = config.objective.level(log_ratio, batch.mask)
+  log_ratio = config.objective.level(log_ratio, batch.mask, segment_ids=batch.segment_ids)
   used = batch.mask & (batch.loss_weights != 0)
   return config.selection(key, logprobs, log_ratio, batch.advantages, used)
 
 
 def _scores(model: Any, config: UpdateConfig, params: Any, batch: Batch) -> scoring.TokenScores:
   rows = (batch.prompts, batch.prompt_mask, batch.tokens, batch.mask)
-  return config.score(model, params, *rows, seen=batch.seen, temperature=config.temperature)
+  packed = {} if batch.segment_ids is None else {"segment_ids": batch.segment_ids}
+  return config.score(
+    model, params, *rows, seen=batch.seen, temperature=config.temperature, **packed
+  )
 
 
 def _policy_loss(
@@ -169,6 +172,7 @@ def _policy_loss(
     kl_coef=config.kl_coef,
     entropy=scores.entropy if bonus else None,
     entropy_coef=config.entropy_coef,
+    segment_ids=batch.segment_ids,
     selected=selected,
   )
   return loss, jax.lax.stop_gradient(Seen(scores.logprobs, scores.entropy, aux.log_ratio))
@@ -190,7 +194,9 @@ def _value_loss(critic: CriticConfig, params: Any, batch: Batch) -> tuple[jax.Ar
   if batch.old_values is None or batch.returns is None:
     raise ValueError("a critic needs old_values and returns in the batch")
   rows = (batch.prompts, batch.prompt_mask, batch.tokens, batch.mask)
-  found = scoring.response_values(critic.model, params, *rows, seen=batch.seen)
+  found = scoring.response_values(
+    critic.model, params, *rows, seen=batch.seen, segment_ids=batch.segment_ids
+  )
   weights = checks.as_constant("loss_weights", batch.loss_weights)
   used = batch.mask & (weights != 0)
   loss = values.clipped_value_loss(
