@@ -4,6 +4,7 @@ r"""From responses to the rows that an update learns from.
   reward       less a KL penalty where it is configured
   advantages   once, on whole groups
   weights      of the loss, once for each minibatch, before it is cut into micro-batches
+  pack         the rows of a minibatch, where the config says so; scored in the same rows
 
 Arrays are NumPy's between these steps: they are small, and an update puts its rows where it wants
 them. Minibatches are made of whole groups, so that each has its own baselines in it, and weights
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_lm import masks, ratios
-from jaxrl_lm.lm import data_order, micro_batches, objective_advantages, scoring
+from jaxrl_lm.lm import objective_advantages, step_rows
 from jaxrl_lm.lm.micro_batches import Batch
 from jaxrl_lm.lm.objective_advantages import Given
 from jaxrl_lm.lm.placement import Placement
@@ -44,7 +45,7 @@ def score_rollout(
   Args:
     model: of the policy.
     config: of the run.
-    state: the parameters that drew the responses, and those of the critic.
+    state: the parameters that drew the responses, and those of the critic; its step.
     ref_params: of the reference policy; used if the loss or the reward has a KL term.
     rollout: the responses.
     placement: of the rows.
@@ -54,15 +55,21 @@ def score_rollout(
     the config says so only of finished ones.
   """
   update, drawn = config.update, rollout.samples
+  nothing: Any = np.zeros(drawn.tokens.shape, np.float32)
   rows: tuple[Any, ...] = (rollout.prompts, rollout.prompt_mask, drawn.tokens, drawn.mask)
-  parts = config.minibatches * update.micro_batches
-  placed, count = _placed(rows, parts, placement), len(drawn.tokens)
+  batch = Batch(
+    prompts=rows[0],
+    prompt_mask=rows[1],
+    tokens=rows[2],
+    mask=rows[3],
+    advantages=nothing,
+    loss_weights=nothing,
+  )
+  scored = step_rows.scorer(config, batch, int(state.step), placement)
 
   def logprobs(params: Any) -> Any:
-    scored = _logprobs(
-      placement.scored(model), update.score, params, placed, update.temperature, parts=parts
-    )
-    return np.asarray(scored)[:count]
+    policy = placement.scored(model)
+    return scored(partial(step_rows.logprobs, policy, update.score, params, update.temperature))
 
   ref_logprobs: Any = None
   old_values: Any = None
@@ -70,20 +77,15 @@ def score_rollout(
     ref_logprobs = logprobs(ref_params)
   if update.critic is not None and state.critic is not None:
     critic = placement.scored(update.critic.model)
-    values = _values(critic, state.critic.params, placed, parts=parts)
-    old_values = np.asarray(values)[:count]
-  nothing: Any = np.zeros(drawn.tokens.shape, np.float32)
-  return Batch(
-    prompts=rows[0],
-    prompt_mask=rows[1],
-    tokens=rows[2],
+    old_values = scored(partial(step_rows.values, critic, state.critic.params))
+  return batch._replace(
     mask=counted(config, rollout),
-    advantages=nothing,
-    loss_weights=nothing,
     old_logprobs=logprobs(state.params),
     sampler_logprobs=drawn.logprobs,
     ref_logprobs=ref_logprobs,
     old_values=old_values,
+    # Rows are packed alike for scores and updates, whatever the loss leaves out.
+    seen=None if config.packed is None else rows[3],
   )
 
 
@@ -178,18 +180,16 @@ def minibatches(
 
   Returns:
     Iterator of batches with the weights of the loss, of N / minibatches rows each; more, if empty
-    rows are needed for equal parts.
+    rows are needed for equal parts; fewer, if they are packed.
   """
-  groups, size = config.rollout.num_prompts, config.rollout.group_size
+  size = config.rollout.group_size
   for epoch in range(config.epochs):
-    order = data_order.row_order(groups, seed=config.seed, step=step, epoch=epoch)
-    for chosen in np.split(order, config.minibatches):
-      rows = (chosen[:, None] * size + np.arange(size)[None]).reshape(-1)
-      part = jax.tree.map(lambda x, rows=rows: np.asarray(x)[rows], batch)
-      mask = part.mask.reshape(len(chosen), size, -1)
+    for rows in step_rows.minibatch_rows(config, step, epoch):
+      part = step_rows.taken(batch, rows)
+      mask = part.mask.reshape(len(rows) // size, size, -1)
       weights: Any = np.asarray(_loss_weights(config.update.objective.loss_weights, mask))
       part = part._replace(loss_weights=weights.reshape(part.mask.shape))
-      yield micro_batches.pad_rows(part, config.update.micro_batches * placement.shards)
+      yield step_rows.filled(config, part, placement)
 
 
 class _Arrays(NamedTuple):
@@ -245,28 +245,3 @@ def _advantages(
 @partial(jax.jit, static_argnames="slot")
 def _loss_weights(slot: Any, mask: jax.Array) -> jax.Array:
   return slot(mask)
-
-
-def _placed(rows: tuple[Any, ...], parts: int, placement: Placement) -> Any:
-  """Rows on the devices, with copies of the last one so that they go into equal parts."""
-  missing = -len(rows[0]) % (parts * placement.shards)
-  filled = (np.concatenate([x, np.repeat(x[-1:], missing, axis=0)]) for x in rows)
-  return tuple(map(placement.rows, filled))
-
-
-@partial(jax.jit, static_argnames=("model", "score", "parts"))
-def _logprobs(
-  model: Any, score: Any, params: Any, rows: Any, temperature: Any, *, parts: int
-) -> jax.Array:
-  def one(part: Any) -> jax.Array:
-    return score(model, params, *part, temperature=temperature).logprobs
-
-  return micro_batches.over_parts(one, rows, parts)
-
-
-@partial(jax.jit, static_argnames=("model", "parts"))
-def _values(model: Any, params: Any, rows: Any, *, parts: int) -> jax.Array:
-  def one(part: Any) -> jax.Array:
-    return scoring.response_values(model, params, *part)
-
-  return micro_batches.over_parts(one, rows, parts)

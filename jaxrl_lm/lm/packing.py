@@ -4,7 +4,8 @@ r"""Several sequences in a row: an update of them computes with far less padding
   of_old = unpack_tokens(x, batch, 512)   what was computed of it, in the rows of the old batch
 
 Advantages and loss weights are made before, on whole groups, and lie with their tokens: loss,
-gradient and metrics are those of the batch that is not packed, to rounding. On the host, in NumPy.
+gradient and metrics are those of the batch that is not packed, to rounding. (But a selection that
+draws, draws other tokens: its lots go by the place in the array.) On the host, in NumPy.
 """
 
 from __future__ import annotations

@@ -35,6 +35,12 @@ def check_training(
     TypeError: the objective's advantages have a parameter that nothing is known of.
   """
   rollouts.check_rollout(policy, task, config.rollout)
+  longest = max(len(prompt.tokens) for prompt in task.prompts) + config.rollout.max_new_tokens
+  if config.packed is not None and config.packed < longest:
+    raise ValueError(
+      f"packed = {config.packed} is shorter than the longest prompt and max_new_tokens, {longest}: "
+      "sequences are not cut"
+    )
   needs = objective_advantages.needs(config.update.objective.advantages)
   if ("values" in needs) != (config.update.critic is not None):
     raise ValueError(

@@ -36,6 +36,10 @@ class TrainConfig:
       to sampler: `partial(truncated, cap=2.0)`. None = 1.
     advantage_transform: (advantages, mask) [P, G, T] -> the same, such as `whiten`, after the
       critic's targets are made. None = as they are.
+    packed: tokens in a row that holds several sequences, one after the other, in scoring and
+      updates: at least the longest prompt and `max_new_tokens`, and best no more. Numbers change
+      by rounding only (a selection that draws, draws other tokens), time by the share of padding;
+      rows come in few numbers (`few_shapes`), each compiled once. None = a row is one sequence.
     shown: responses in each report.
   """
 
@@ -49,6 +53,7 @@ class TrainConfig:
   reward_kl_coef: float = 0.0
   importance: Callable[..., Any] | None = None
   advantage_transform: Callable[..., Any] | None = None
+  packed: int | None = None
   shown: int = dataclasses.field(default=4, compare=False)
 
   def __post_init__(self) -> None:
@@ -58,6 +63,8 @@ class TrainConfig:
     checks.check_range("seed", self.seed, low=0, high=sampling.LAST_SEED)
     for name in ("epochs", "minibatches"):
       checks.check_range(name, getattr(self, name), low=1)
+    if self.packed is not None:
+      checks.check_whole("packed", self.packed, low=1, static=True)
     checks.check_range("temperature", self.update.temperature, low=0, open_low=True)
     if self.rollout.num_prompts % self.minibatches:
       raise ValueError(
