@@ -99,6 +99,9 @@ class Config:
   """Optimiser steps in a pass, each on whole groups."""
   micro_batches: int = 1
   """Parts in which rows are scored, one after the other: less memory, the same numbers."""
+  packed: int | None = None
+  """Tokens in a row that holds several responses and their prompts, in scoring and updates: less
+  time where lengths differ much, the same numbers. None: a row is one response."""
   score: str = "response_scores"
   """How responses are scored; linear_response_scores holds no logits in memory."""
   optimizer: str = "optimizer"

@@ -112,6 +112,7 @@ def test_settings_become_functions() -> None:
     kl="with_reverse_kl_gradient(kl_k3)",
     score="linear_response_scores",
     top_k=5,
+    packed=64,
   )
   result = made(config)
   objective = result.update.objective
@@ -121,6 +122,7 @@ def test_settings_become_functions() -> None:
   assert result.importance.func is corrections.banded
   assert result.rollout.overlong.keywords == {"max_length": 8, "buffer": 2}
   assert result.rollout.top_k == 5
+  assert result.packed == 64
   assert result.reward_kl is kl.kl_k1
   assert result.update.score is scoring.linear_response_scores
   assert made(replace(KEPT, kl=None, kl_coef=0.0)).update.kl is None

@@ -101,6 +101,7 @@ def train_config(
     importance=_optional(
       config.importance, [corrections], "importance correction", _takes("log_weights", "mask")
     ),
+    packed=config.packed,
     shown=config.shown,
   )
 
