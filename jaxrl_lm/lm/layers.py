@@ -43,8 +43,20 @@ def _linear(
     dtype=config.compute_dtype,
     param_dtype=config.param_dtype,
     kernel_init=_INIT,
+    dot_general=_product,
     rngs=rngs,
   )
+
+
+def _product(x: jax.Array, kernel: jax.Array, dimensions: Any, **how: Any) -> jax.Array:
+  """`jax.lax.dot_general` of x [..., D] and a kernel [D, F], as one product of two matrices.
+
+  XLA for CPU copies the transposed gradient of a product with more axes.
+  """
+  del dimensions
+  rows = x.reshape(-1, x.shape[-1])
+  product = jax.lax.dot_general(rows, kernel, (((1,), (0,)), ((), ())), **how)
+  return product.reshape(*x.shape[:-1], -1)
 
 
 class RMSNorm(nnx.Module):

@@ -121,7 +121,7 @@ class Model:
     Returns:
       [..., V] in the head dtype, accumulated in float32 at least.
     """
-    return self._head("...d,vd->...v", hidden, self.unembedding(params))
+    return self._head(hidden, self.unembedding(params))
 
   def unembedding(self, params: Any) -> jax.Array:
     """The output head: logits = hidden @ unembedding.T.
@@ -208,12 +208,15 @@ class Model:
   def _values(self, params: Any, hidden: jax.Array) -> jax.Array | None:
     if not self.config.scalar_head:
       return None
-    return self._head("btd,d->bt", hidden, params["value_head"])
+    return self._head(hidden, params["value_head"][None])[..., 0]
 
-  def _head(self, contraction: str, hidden: jax.Array, weights: jax.Array) -> jax.Array:
+  def _head(self, hidden: jax.Array, weights: jax.Array) -> jax.Array:
+    """[..., V] by weights [V, D]: one product of two matrices, for the reason in `layers`."""
     dtype = self.config.head_dtype
     wide = jnp.promote_types(dtype, jnp.float32)
-    return jnp.einsum(contraction, hidden, weights, preferred_element_type=wide).astype(dtype)
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    out = jnp.matmul(rows, weights.T, preferred_element_type=wide).astype(dtype)
+    return out.reshape(*hidden.shape[:-1], -1)
 
 
 def init(config: PolicyConfig, key: jax.Array) -> tuple[Model, Any]:
