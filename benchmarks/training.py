@@ -325,8 +325,8 @@ def memory(console: Console) -> int:
   for name, score in SCORERS.items():
     update = config(score=score, micro_batches=1).update
     state = jax.eval_shape(partial(init_state, update), params)
-    compiled: Any = updates.compile_update(model, update)
-    lowered = compiled.lower(state, _abstract_batch())
+    compiled: Any = jax.jit(updates.update, static_argnames=("model", "config"))
+    lowered = compiled.lower(model, update, state, _abstract_batch())
     used = lowered.compile().memory_analysis()
     cells = used.output_size_in_bytes, used.temp_size_in_bytes
     rows.add_row(name, *(f"{x / 1e9:.2f}" for x in cells))

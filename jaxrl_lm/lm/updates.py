@@ -88,16 +88,22 @@ def update(
   return state, metrics
 
 
+_update = jax.jit(update, static_argnames=("model", "config"))
+
+
 def compile_update(
   model: Any, config: UpdateConfig, mesh: Mesh | None = None
 ) -> Callable[..., tuple[TrainState, UpdateMetrics]]:
   """`update` of one model and configuration, compiled once for all batches of one shape.
 
+  Without a mesh, equal models and configurations share it: runs that differ in their seed compile
+  once. Optimisers are equal only if they are the same object.
+
   Nothing is donated, so that parameters may be shared: by a reference policy, a critic, a
   checkpoint that is still being written. It costs a second state during the update.
 
   Args:
-    model, config: as of `update`.
+    model, config: as of `update`, hashable.
     mesh: with Auto axes "data", "fsdp" and "tensor". The state lies, and stays, as
       `state_shardings` says: `jax.device_put` it before the first update. The rows of a batch,
       wherever they come from, go to where `batch_sharding` says. None = wherever the arrays are.
@@ -109,7 +115,7 @@ def compile_update(
     ValueError: the mesh has other axes, or they are not Auto.
   """
   if mesh is None:
-    return jax.jit(partial(update, model, config))
+    return partial(_update, model, config)
   rows = train_state.batch_sharding(mesh)
   placed = config
   if config.critic is not None:
