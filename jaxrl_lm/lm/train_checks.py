@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,25 +66,27 @@ def _check_teaches(task: Task, config: TrainConfig) -> None:
   groups, size = config.rollout.num_prompts, config.rollout.group_size
   slot = config.update.objective.advantages
   components = len(rollouts.in_total(task, config.rollout))
-
-  @jax.jit
-  def teaches(rewards: jax.Array) -> jax.Array:
-    mask = jnp.ones((groups, size, config.rollout.max_new_tokens), jnp.bool_)
-    given = Given(
-      rewards=rewards,
-      where=mask[..., 0],
-      lengths=masks.lengths(mask),
-      mask=mask,
-      token_rewards=terminal_rewards(rewards, mask),
-      component_rewards=jnp.broadcast_to(rewards, (components, groups, size)),
-      greedy_rewards=jnp.zeros(groups),
-      values=jnp.zeros(mask.shape),
-    )
-    return jnp.any(objective_advantages.advantages_of(slot, given))
-
+  teaches = partial(_teaches, slot, components, config.rollout.max_new_tokens)
   spread = np.linspace(-1, 2, groups * size, dtype=np.float32).reshape(groups, size)
   if not any(teaches(sign * scale * spread) for scale in (1, 100, 1e4) for sign in (1, -1)):
     raise ValueError(
       f"with group_size = {size} (num_prompts = {groups}) the objective's advantages are 0 "
       "whatever the rewards: it compares a response with others of its group"
     )
+
+
+@partial(jax.jit, static_argnames=("slot", "components", "length"))
+def _teaches(slot: Any, components: int, length: int, rewards: jax.Array) -> jax.Array:
+  """Whether an advantage of responses of one length with these rewards [P, G] is not 0."""
+  mask = jnp.ones((*rewards.shape, length), jnp.bool_)
+  given = Given(
+    rewards=rewards,
+    where=mask[..., 0],
+    lengths=masks.lengths(mask),
+    mask=mask,
+    token_rewards=terminal_rewards(rewards, mask),
+    component_rewards=jnp.broadcast_to(rewards, (components, *rewards.shape)),
+    greedy_rewards=jnp.zeros(rewards.shape[0]),
+    values=jnp.zeros(mask.shape),
+  )
+  return jnp.any(objective_advantages.advantages_of(slot, given))
