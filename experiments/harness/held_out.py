@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_lm.lm import rollouts
+import jaxrl_lm as rl
+from jaxrl_lm.lm import rollouts, scoring
 from jaxrl_lm.lm.pretrained import Pretrained
 from jaxrl_lm.lm.rollouts import Rollout, RolloutConfig
 from jaxrl_lm.lm.tasks import Task
@@ -24,11 +28,13 @@ class Evaluation:
     prompts: at most, the first of the task's held-out ones.
     samples: responses to each, at least 2.
     every: steps from one evaluation to the next; 0 = only at the beginning and the end.
+    kl: also measure the KL to the policy that the run starts from.
   """
 
   prompts: int = 64
   samples: int = 8
   every: int = 0
+  kl: bool = False
 
   def __post_init__(self) -> None:
     if self.prompts < 1 or self.samples < 2 or self.every < 0:
@@ -49,7 +55,13 @@ def evaluated_task(task: Task, evaluation: Evaluation) -> Task:
 
 
 def evaluate(
-  policy: Pretrained, task: Task, config: TrainConfig, evaluation: Evaluation, place: Any
+  policy: Pretrained,
+  task: Task,
+  config: TrainConfig,
+  evaluation: Evaluation,
+  place: Any,
+  *,
+  start: Any = None,
 ) -> dict[str, Any]:
   """Rewards of responses to held-out prompts; to its own where the task has none.
 
@@ -62,11 +74,32 @@ def evaluate(
     config: of the run: lengths, stop tokens, temperature.
     evaluation: how many.
     place: puts rows on the devices.
+    start: parameters to measure the KL to; None = not.
 
   Returns:
     {"rewards": {name: {"mean", "standard_error", "total", "count"}}, "lengths", "finished",
-    "samples"}. Standard errors are of the sampling: the prompts are these.
+    "samples", and with `start` "kl": {"k1", "k3"}, nats per response}. Standard errors are of the
+    sampling: the prompts are these.
   """
+  drawn = draw(policy, task, config, evaluation, place)
+  record = _record(drawn, evaluation.samples)
+  if start is not None:
+    temperature = config.update.temperature
+    ref = logprobs(policy.model, start, drawn, temperature, place)
+    record["kl"] = _kl(drawn, ref, evaluation.samples)
+  return record
+
+
+def draw(
+  policy: Pretrained,
+  task: Task,
+  config: TrainConfig,
+  evaluation: Evaluation,
+  place: Any,
+  *,
+  step: int = 0,
+) -> Rollout:
+  """The responses that a policy is evaluated on; other steps have noise of their own."""
   task = evaluated_task(task, evaluation)
   sizes = RolloutConfig(
     num_prompts=len(task.prompts),
@@ -74,23 +107,43 @@ def evaluate(
     max_new_tokens=config.rollout.max_new_tokens,
     stop_tokens=config.rollout.stop_tokens,
   )
-  drawn = rollouts.rollout(
+  return rollouts.rollout(
     policy,
     task,
     sizes,
     seed=SEED + config.seed,
-    step=0,
+    step=step,
     cursor=0,
     temperature=config.update.temperature,
     place=place,
   )
-  return _record(drawn, sizes)
 
 
-def _record(drawn: Rollout, sizes: RolloutConfig) -> dict[str, Any]:
+def logprobs(model: Any, params: Any, drawn: Rollout, temperature: Any, place: Any) -> np.ndarray:
+  """[N, T] log-probs of what was drawn, by any parameters."""
+  rows = (drawn.prompts, drawn.prompt_mask, drawn.samples.tokens, drawn.samples.mask)
+  return np.asarray(_logprobs(model, params, tuple(map(place, rows)), temperature))
+
+
+def _kl(drawn: Rollout, ref: np.ndarray, size: int) -> dict[str, Any]:
+  """KL(policy || start) of whole responses, nats: both estimates are unbiased."""
+  now, ref, mask = (jnp.asarray(x) for x in (drawn.samples.logprobs, ref, drawn.samples.mask))
+  kl = {"k1": rl.kl_k1(now, ref, mask), "k3": rl.kl_k3(now, ref, mask)}
+  return {
+    name: _average(np.asarray(rl.masked_sum(x, mask, axis=-1)).reshape(-1, size))
+    for name, x in kl.items()
+  }
+
+
+@partial(jax.jit, static_argnames="model")
+def _logprobs(model: Any, params: Any, rows: tuple[Any, ...], temperature: Any) -> jax.Array:
+  return scoring.response_logprobs(model, params, *rows, temperature=temperature)
+
+
+def _record(drawn: Rollout, size: int) -> dict[str, Any]:
   rewards = {**drawn.scores.components, "total": drawn.scores.total}
   lengths = drawn.samples.mask.sum(axis=-1)
-  every = np.arange(sizes.num_prompts) * sizes.group_size  # the first response to each prompt
+  every = range(0, len(lengths), size)  # the first response to each prompt
   samples = [
     {
       "prompt": drawn.responses.prompts[i].text,
@@ -101,11 +154,10 @@ def _record(drawn: Rollout, sizes: RolloutConfig) -> dict[str, Any]:
     }
     for i in every
   ]
-  groups = (sizes.num_prompts, sizes.group_size)
   return {
-    "rewards": {name: _average(x.reshape(groups)) for name, x in rewards.items()},
-    "lengths": _average(lengths.reshape(groups)),
-    "finished": _average(drawn.samples.finished.reshape(groups)),
+    "rewards": {name: _average(x.reshape(-1, size)) for name, x in rewards.items()},
+    "lengths": _average(lengths.reshape(-1, size)),
+    "finished": _average(drawn.samples.finished.reshape(-1, size)),
     "samples": samples,
   }
 

@@ -260,12 +260,17 @@ def _keep(this: _Run, report: Report, files: _Files, screen: Screen) -> None:
 def _evaluated(this: _Run, state: TrainState, files: _Files) -> float:
   """Evaluates, and returns the mean of the total."""
   assert this.evaluation is not None
+  placement, start = Placement(this.mesh), None
+  if this.evaluation.kl:
+    start = state._replace(params=this.policy.params)
+    start = placement.state(start, this.policy.model, this.config.update).params
   record = held_out.evaluate(
     this.policy._replace(params=state.params),
     this.task,
     this.config,
     this.evaluation,
-    Placement(this.mesh).rows,
+    placement.rows,
+    start=start,
   )
   record = {"step": int(state.step), **record}
   files.evaluations.append([record])
