@@ -11,7 +11,7 @@ CONFIDENCE = 0.95
 
 
 def interval(by_seed: Any) -> tuple[np.ndarray, np.ndarray]:
-  """Mean of [S, ...] over the seeds, and half of its 95 % t interval; of one seed that is infinite."""
+  """Mean of [S, ...] over the seeds, and half of its 95 % t interval; infinite for one seed."""
   x = np.asarray(by_seed, float)
   if len(x) < 2:
     return x[0], np.full(x.shape[1:], np.inf)
