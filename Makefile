@@ -51,9 +51,10 @@ tables: install ## rewrite the generated tables: README.md, docs/parity.md, docs
 	$(PY) -c "from experiments.which_grpo import main; main(write=True)"
 	$(PY) -m tests.parity.report
 
-bench: install ## speed of every objective, and of sampling
+bench: install ## speed of every objective, of sampling, and of packed updates
 	$(PY) -m benchmarks.objectives
 	$(PY) -m benchmarks.sampling
+	$(PY) -m benchmarks.packing
 
 clean: ## remove environments, caches and build output; results/ stays
 	rm -rf .venv .venv-newest $(VENV) .jax_cache .hypothesis .pytest_cache .mypy_cache .ruff_cache build dist
