@@ -167,6 +167,27 @@ def test_attention_shares_keys_among_a_group_of_heads():
     np.testing.assert_allclose(out[b, t, h], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_what_all_keys_have_in_common_has_no_share_in_the_gradient(dtype):
+  """A bias of the keys moves all scores alike; one key alone leaves nothing to choose."""
+  rng = np.random.default_rng(0)
+  shapes = ((1, 32, 2, 8), (1, 1, 8, 32), (1, 1, 32, 8))
+  queries, keys, values, direction = (rng.normal(size=x) for x in (*shapes, shapes[0]))
+  keys += 16 * rng.normal(size=(1, 1, 8, 1))
+  inputs = [jnp.asarray(x, dtype) for x in (queries, keys, values, direction)]
+  mask = jnp.tril(jnp.ones((1, 32, 32), bool))
+
+  @jax.jit
+  def gradient(*inputs):
+    return jax.vjp(lambda *x: attention.attend(*x, mask), *inputs[:3])[1](inputs[3])
+
+  found, wanted = gradient(*inputs), gradient(*(x.astype(jnp.float32) for x in inputs))
+  for x, want in zip(found, wanted, strict=True):
+    error = jnp.linalg.norm((x.astype(jnp.float32) - want).ravel())
+    assert error < jnp.finfo(dtype).eps * jnp.linalg.norm(want.ravel())
+  assert not found[0][:, 0].any()
+
+
 # Prompts of four slots. Then four steps of one token, and two tokens at once.
 PROMPTS = {
   "unpadded": [1, 1, 1, 1],
