@@ -359,6 +359,25 @@ def test_rows_may_lie_on_the_devices_of_an_explicit_mesh(unrolled):
   assert_close(gradient, unrolled[1])
 
 
+def test_logits_stay_where_an_explicit_mesh_has_their_tokens():
+  model, params = policy(CONFIG)
+  mesh = jax.make_mesh((2, 4), ("data", "context"), axis_types=(AxisType.Explicit,) * 2)
+  hidden = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 16)), jnp.float32)
+  wanted = model.logits(params, hidden)
+  with jax.set_mesh(mesh):
+    whole = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+    for spec in (PartitionSpec("data", "context"), PartitionSpec(None, "context")):
+      logits = model.logits(whole, jax.device_put(hidden, NamedSharding(mesh, spec)))
+      assert logits.sharding.spec == PartitionSpec(*spec, None)
+      np.testing.assert_allclose(logits, wanted, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0,), ()])
+def test_logits_of_nothing_and_of_one_token(shape):
+  model, params = policy(CONFIG)
+  assert model.logits(params, jnp.ones((*shape, 16))).shape == (*shape, 12)
+
+
 def test_parameters_may_be_sharded_both_ways(unrolled):
   model, params = policy(CONFIG)
   mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)

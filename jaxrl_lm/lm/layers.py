@@ -56,7 +56,7 @@ def _product(x: jax.Array, kernel: jax.Array, dimensions: Any, **how: Any) -> ja
   del dimensions
   rows = x.reshape(-1, x.shape[-1])
   product = jax.lax.dot_general(rows, kernel, (((1,), (0,)), ((), ())), **how)
-  return product.reshape(*x.shape[:-1], -1)
+  return product.reshape(*x.shape[:-1], kernel.shape[1])
 
 
 class RMSNorm(nnx.Module):

@@ -211,12 +211,16 @@ class Model:
     return self._head(hidden, params["value_head"][None])[..., 0]
 
   def _head(self, hidden: jax.Array, weights: jax.Array) -> jax.Array:
-    """[..., V] by weights [V, D]: one product of two matrices, for the reason in `layers`."""
+    """[..., V] by weights [V, D]: one product of two matrices, for the reason in `layers`.
+
+    Not where an Explicit mesh splits an axis between: no reshape keeps it where it is.
+    """
     dtype = self.config.head_dtype
     wide = jnp.promote_types(dtype, jnp.float32)
-    rows = hidden.reshape(-1, hidden.shape[-1])
+    split = any(jax.typeof(hidden).sharding.spec[1:-1])
+    rows = hidden if split else hidden.reshape(-1, hidden.shape[-1])
     out = jnp.matmul(rows, weights.T, preferred_element_type=wide).astype(dtype)
-    return out.reshape(*hidden.shape[:-1], -1)
+    return out if split else out.reshape(*hidden.shape[:-1], len(weights))
 
 
 def init(config: PolicyConfig, key: jax.Array) -> tuple[Model, Any]:
