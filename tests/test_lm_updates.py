@@ -253,6 +253,16 @@ def test_other_data_and_equal_configurations_compile_nothing_again(bigram: Any) 
   assert updates._update._cache_size() == compiled
 
 
+def test_a_configuration_may_hold_arrays(bigram: Any) -> None:
+  step, state, batch = bigram
+  model, config = step.args
+  surrogate = partial(rl.ppo_clip, clip_low=jnp.float32(0.2), clip_high=np.full((), 0.2, "f"))
+  objective = dataclasses.replace(rl.GRPO, surrogate=surrogate)
+  arrays = dataclasses.replace(config, objective=objective, max_grad_norm=jnp.float32(1))
+  found, want = lm.compile_update(model, arrays)(state, batch), step(state, batch)
+  assert_trees_close(found[0], want[0], rtol=1e-6, atol=0)
+
+
 def test_the_second_update_on_the_same_rows_sees_how_far_the_first_one_went(bigram: Any) -> None:
   """Old log-probs are data: the first update is on-policy to rounding, the second is not."""
   step, state, batch = bigram

@@ -97,13 +97,14 @@ def compile_update(
   """`update` of one model and configuration, compiled once for all batches of one shape.
 
   Without a mesh, equal models and configurations share it: runs that differ in their seed compile
-  once. Optimisers are equal only if they are the same object.
+  once. Optimisers are equal only if they are the same object; a configuration with an array in it
+  is equal to none, and compiled for itself.
 
   Nothing is donated, so that parameters may be shared: by a reference policy, a critic, a
   checkpoint that is still being written. It costs a second state during the update.
 
   Args:
-    model, config: as of `update`, hashable.
+    model, config: as of `update`.
     mesh: with Auto axes "data", "fsdp" and "tensor". The state lies, and stays, as
       `state_shardings` says: `jax.device_put` it before the first update. The rows of a batch,
       wherever they come from, go to where `batch_sharding` says. None = wherever the arrays are.
@@ -115,6 +116,10 @@ def compile_update(
     ValueError: the mesh has other axes, or they are not Auto.
   """
   if mesh is None:
+    try:
+      hash((model, config))
+    except TypeError:
+      return jax.jit(partial(update, model, config))
     return partial(_update, model, config)
   rows = train_state.batch_sharding(mesh)
   placed = config
