@@ -103,6 +103,11 @@ def test_every_program_compiles_on_a_mesh_and_its_memory_is_counted(tiny):
   assert tiny.peak == sum(tiny.held.values()) + max(tiny.programs.values())
 
 
+def test_every_program_of_one_device_is_lowered():
+  made = memory.plan(replace(TINY, machine=Machine("CPU", 10**9)))
+  assert set(memory.lower(made)) == {"sampling", "scoring", "update"}
+
+
 def test_the_verdict_depends_on_the_device(tiny):
   for size, word in ((tiny.peak * 2, "fits"), (tiny.peak, "DOES NOT FIT")):
     config = replace(TINY, machine=replace(TINY.machine, memory=size))

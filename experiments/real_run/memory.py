@@ -116,6 +116,8 @@ def lower(made: Plan) -> dict[str, Any]:
     return micro_batches.over_parts(score, responses, train.minibatches * settings.micro_batches)
 
   update: Any = updates.compile_update(model, settings, mesh)
+  if mesh is None:
+    update = jax.jit(update)  # on one device it is a call that cannot be lowered
   step = jax.ShapeDtypeStruct((), jnp.int32)
   return {
     "sampling": drawn.lower(sampled_params(made), rows.prompts, rows.prompt_mask, step),
