@@ -144,8 +144,18 @@ def test_a_batch_of_empty_rows_is_one() -> None:
     (BATCH._replace(seen=np.asarray(BATCH.mask) & False), 8, r"mask must be False where seen"),
     (BATCH._replace(prompt_mask=BATCH.prompt_mask & False), 8, "every prompt needs"),
     (BATCH._replace(segment_ids=BATCH.tokens), 8, "packed already"),
+    (BATCH._replace(advantages=np.ones(update_batches.TIME)), 8, "advantages must have a row"),
+    (BATCH._replace(returns=np.ones((1, 1))), 8, "returns must have a row"),
+    (BATCH._replace(mask=BATCH.mask[:1]), 8, "mask must have a row"),
+    (BATCH._replace(seen=BATCH.mask[:, 1:]), 8, "seen"),
   ],
 )
 def test_what_cannot_be_packed_is_an_error(batch: lm.Batch, length: int, message: str) -> None:
   with pytest.raises(ValueError, match=message):
     pack_rows(batch, length)
+
+
+@pytest.mark.parametrize("name", ["mask", "seen"])
+def test_a_mask_of_numbers_is_an_error(name: str) -> None:
+  with pytest.raises(TypeError, match=f"{name} must be"):
+    pack_rows(BATCH._replace(**{name: np.asarray(BATCH.mask, np.int32)}), 8)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_lm import checks
-from jaxrl_lm.lm import scoring
+from jaxrl_lm.lm import micro_batches, scoring
 from jaxrl_lm.lm.micro_batches import Batch
 
 
@@ -50,8 +50,9 @@ def pack_rows(batch: Batch, length: int) -> Batch:
     the fewest possible, and one. `pad_rows(_, few_shapes(R', multiple))` makes their number even.
 
   Raises:
-    ValueError: a sequence is longer than a row (the message names it), there is a gap in a
-      response, a token counts and is not seen, or the batch is packed.
+    ValueError: shapes do not match, a sequence is longer than a row (the message names it), there
+      is a gap in a response, a token counts and is not seen, or the batch is packed.
+    TypeError: a mask is not boolean.
 
   Reference: Johnson 1973, "Near-optimal bin packing algorithms"; Dosa 2007 for the bound.
   """
@@ -95,7 +96,7 @@ def unpack_tokens(x: Any, batch: Batch, length: int) -> np.ndarray:
     [R, T]; 0 where there is no token.
 
   Raises:
-    ValueError: as `pack_rows`.
+    ValueError, TypeError: as `pack_rows`.
   """
   x, places = np.asarray(x), _places(batch, length)
   (count, width), time = np.shape(batch.prompts), np.shape(batch.tokens)[1]
@@ -162,9 +163,12 @@ def _checked(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
   """Which tokens of prompts and of responses are there."""
   if batch.segment_ids is not None:
     raise ValueError("the batch is packed already: it has segment_ids")
+  micro_batches.check_rows(batch, 1)
   _, prompt_mask = scoring.check_prompts(batch.prompts, batch.prompt_mask)
-  mask = np.asarray(batch.mask)
-  seen = mask if batch.seen is None else np.asarray(batch.seen)
+  mask = np.asarray(checks.check_mask(batch.mask, tokens=batch.tokens))
+  seen = mask
+  if batch.seen is not None:
+    seen = np.asarray(checks.check_mask(batch.seen, name="seen", tokens=batch.tokens))
   if rows := np.flatnonzero((seen[:, 1:] & ~seen[:, :-1]).any(axis=1)).tolist():
     raise ValueError(
       f"{'mask' if batch.seen is None else 'seen'} must be True from index 0 on without a gap, "
