@@ -180,15 +180,9 @@ def attend(queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Arr
     grouped.reshape(rows, shared, -1, size), keys, preferred_element_type=wide
   ).reshape(rows, shared, -1, count, slots)
   scores = jnp.where(mask[:, None, None], scores * size**-0.5, jnp.finfo(wide).min)
-  weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
-  weights = weights.reshape(rows, shared, -1, slots)
-  total = jnp.sum(weights, axis=-1, keepdims=True)
-  # Divided after the product: a pass over [.., S] less, and a gradient without a sum over them. But
-  # the gradient of weights in a narrower dtype is rounded to it, and only a sum of those very
-  # numbers cancels what they have in common; the rest would go along the mean key.
-  narrow = values.dtype != wide
-  weights = weights / total if narrow else weights
-  out = jnp.matmul(weights.astype(values.dtype), values, preferred_element_type=wide)
-  out = (out if narrow else out / total).astype(values.dtype)
+  weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+  out = jnp.matmul(
+    weights.reshape(rows, shared, -1, slots), values, preferred_element_type=wide
+  ).astype(values.dtype)
   out = jnp.moveaxis(out.reshape(rows, shared, -1, count, size), 3, 1)
   return out.reshape(rows, count, heads, size)
