@@ -32,6 +32,10 @@ class Config:
   """A seed's prompts and noise of the sampler are the same for all algorithms."""
   frontier: Frontier = Frontier()
 
+  def __post_init__(self) -> None:
+    if len(self.seeds) < 2:
+      raise ValueError(f"intervals are over seeds: at least 2 are needed, got {self.seeds}")
+
 
 STORIES = replace(
   train.DEFAULT,
