@@ -117,11 +117,8 @@ def explosion(experiment: Experiment, config: Config, found: dict[str, Any], nam
 def drift(experiment: Experiment, config: Config, found: dict[str, Any], name: str) -> None:
   """How far the updates carry."""
   held, distance = found[name]["held_out"], found[name]["distance"]
-  moved = _moved(found[name])
-  x = np.log(np.array(config.staleness)[moved])
-  x = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
-  slope, half = interval(np.log(held["k3"][:, moved, -1]) @ x)
-  length, _ = interval(np.log(distance[:, moved] ** 2) @ x)
+  slope, half = interval(_exponents(config, distance, held["k3"][..., -1]))
+  length, _ = interval(_exponents(config, distance, distance**2))
   experiment.hypothesis(
     f"rate {name}: exponent of the KL in the number of updates, and its 95 % interval",
     "Updates drift in one direction, exponent 2, and do not diffuse, exponent 1.",
@@ -213,6 +210,15 @@ def normal_share(divergence: np.ndarray) -> np.ndarray:
     [(np.log(0.8) + divergence) / spread, -(np.log(1.2) + divergence) / spread]
   )
   return below + above
+
+
+def _exponents(config: Config, distance: np.ndarray, values: np.ndarray) -> np.ndarray:
+  """[S] of values [S, K] ~ k^a, k updates from the last one that was idle at the beginning on."""
+  after, slopes = np.array(config.staleness), []
+  for moved, y in zip(distance > 0, values, strict=True):
+    k = after[moved] - after[~moved].max(initial=0)
+    slopes.append(np.polyfit(np.log(k), np.log(y[moved]), 1)[0] if len(k) > 1 else np.nan)
+  return np.array(slopes)
 
 
 def _moved(found: dict[str, Any]) -> np.ndarray:

@@ -165,6 +165,9 @@ def claims(table: dict[str, Any], rows: dict[str, Any], pairs: dict[str, Any]) -
     f"{measures.matched_kl(table):.1f} nats {differ} of {len(pairs)} pairs of algorithms differ"
   )
   speed, spent = values("steps to half of the most"), values("KL at end")
+  speed = {name: steps for name, steps in speed.items() if np.isfinite(steps)}
+  if not speed:
+    return first, "No algorithm is at half of the reward with every seed"
   fast, slow = min(speed, key=speed.__getitem__), max(speed, key=speed.__getitem__)
   second = (
     f"{fast} is at half of the reward first (step {speed[fast]:.1f}; {spent[fast]:.0f} nats at the "
