@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxrl_lm as rl
-from jaxrl_lm.lm import rollouts, scoring
+from jaxrl_lm.lm import rollouts, step_rows
 from jaxrl_lm.lm.pretrained import Pretrained
 from jaxrl_lm.lm.rollouts import Rollout, RolloutConfig
 from jaxrl_lm.lm.tasks import Task
@@ -84,9 +82,10 @@ def evaluate(
   drawn = draw(policy, task, config, evaluation, place)
   record = _record(drawn, evaluation.samples)
   if start is not None:
-    temperature = config.update.temperature
-    ref = logprobs(policy.model, start, drawn, temperature, place)
-    record["kl"] = _kl(drawn, ref, evaluation.samples)
+    rows = (drawn.prompts, drawn.prompt_mask, drawn.samples.tokens, drawn.samples.mask)
+    scored = policy.model, config.update.score, start, config.update.temperature
+    ref = step_rows.logprobs(*scored, (tuple(map(place, rows)), {}), parts=1)
+    record["kl"] = _kl(drawn, np.asarray(ref), evaluation.samples)
   return record
 
 
@@ -119,12 +118,6 @@ def draw(
   )
 
 
-def logprobs(model: Any, params: Any, drawn: Rollout, temperature: Any, place: Any) -> np.ndarray:
-  """[N, T] log-probs of what was drawn, by any parameters."""
-  rows = (drawn.prompts, drawn.prompt_mask, drawn.samples.tokens, drawn.samples.mask)
-  return np.asarray(_logprobs(model, params, tuple(map(place, rows)), temperature))
-
-
 def _kl(drawn: Rollout, ref: np.ndarray, size: int) -> dict[str, Any]:
   """KL(policy || start) of whole responses, nats: both estimates are unbiased."""
   now, ref, mask = (jnp.asarray(x) for x in (drawn.samples.logprobs, ref, drawn.samples.mask))
@@ -133,11 +126,6 @@ def _kl(drawn: Rollout, ref: np.ndarray, size: int) -> dict[str, Any]:
     name: _average(np.asarray(rl.masked_sum(x, mask, axis=-1)).reshape(-1, size))
     for name, x in kl.items()
   }
-
-
-@partial(jax.jit, static_argnames="model")
-def _logprobs(model: Any, params: Any, rows: tuple[Any, ...], temperature: Any) -> jax.Array:
-  return scoring.response_logprobs(model, params, *rows, temperature=temperature)
 
 
 def _record(drawn: Rollout, size: int) -> dict[str, Any]:
